@@ -19,7 +19,7 @@ from .failures import Kind
 from .record import Result, Run
 
 FILE = "bench-failure.html"
-HURT = (Kind.PROCESS, Kind.HOST)
+HURT = {"processes": Kind.PROCESS, "hosts": Kind.HOST}
 FALSE = ", false alarm"
 _BODY = Template("""<section>
 <h2>Lost by the loss of a host</h2>
@@ -83,7 +83,7 @@ def render(run: Run) -> str:
         bars=_bars(run.cases),
         losses=_table(run.cases, _losses),
         steady=_table(run.cases, _steady),
-        schedule=_schedule(run.cases),
+        schedule=_table([each for each in run.cases if each.job_s is not None], _schedule),
         steps=run.effort.steps,
         pace=f"{run.effort.pace:g}",
         mean=f"{run.effort.mean:g}",
@@ -185,24 +185,17 @@ def _steady(result: Result) -> dict[str, str]:
     }
 
 
-def _schedule(cases: Sequence[Result]) -> str:
-    columns = ("processes", "hosts", "lost by one", "worst", "repeated", "took", "× untouched")
-    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
-    rows = []
-    for result in cases:
-        if result.job_s is None:
-            continue
-        lost = [each.lost_s for each in result.met]
-        cells = [
-            *(str(sum(each.kind is kind for each in result.met)) for kind in HURT),
-            or_dash(middle(lost), q.seconds),
-            or_dash(max(lost, default=None), q.seconds),
-            f"{sum(each.repeated for each in result.met)} steps",
-            q.seconds(result.job_s),
-            or_dash(result.job_ratio, lambda ratio: f"{ratio:.2f}"),
-        ]
-        rows.append(f"<tr><td>{called(result)}</td>{''.join(map(number, cells))}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _schedule(result: Result) -> dict[str, str]:
+    lost = [each.lost_s for each in result.met]
+    hurt = {name: sum(each.kind is kind for each in result.met) for name, kind in HURT.items()}
+    return {
+        **{name: str(count) for name, count in hurt.items()},
+        "lost by one": or_dash(middle(lost), q.seconds),
+        "worst": or_dash(max(lost, default=None), q.seconds),
+        "repeated": f"{sum(each.repeated for each in result.met)} steps",
+        "took": or_dash(result.job_s, q.seconds),
+        "× untouched": or_dash(result.job_ratio, lambda ratio: f"{ratio:.2f}"),
+    }
 
 
 def _kills(cases: Sequence[Result]) -> str:

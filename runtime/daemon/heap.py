@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives memory that a daemon has freed back to the kernel.
 
-malloc keeps freed memory, in several heaps. After some moves an agent held up to 400 MB
-that it did not use. Half of that was not even free: objects of past moves referred to each other,
-and with them to the memory of their chunks (criu_glue/memory/source/ring.py). Python collects such
-old cycles only after many more objects have come.
+malloc keeps freed memory. After some moves an agent held up to 400 MB that it did not use. Half of
+that was not even free: objects of past moves referred to each other, and with them to the memory of
+their chunks (criu_glue/memory/source/ring.py). Python collects such old cycles only after many more
+objects have come.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ARENAS, KEEP, MAP = 1, 8 << 20, 4 << 20
 freed in its heap is no use to the others: with a snapshot every two seconds an agent kept 500 MB on
 two cores. malloc_trim gives back the free end of the main heap only (glibc: malloc/malloc.c,
 mtrim): with four heaps an agent at rest had 40 to 200 MB too much after an hour. One is as fast
-(``MALLOC_ARENA_MAX=1 make bench-engine``), as chunks are large. A heap keeps up to KEEP bytes at
-its end, and blocks of MAP bytes and more lie in none: else malloc raises both limits by itself, up
-to 64 MB."""
+(``MALLOC_ARENA_MAX=1 make bench-engine``), as chunks are large. It keeps up to KEEP bytes at its
+end, and blocks of MAP bytes and more lie outside: else malloc raises both limits by itself, up to
+64 MB. An agent keeps more from its first image on, until it is idle (wire/page_port.py)."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h: M_…
 

@@ -42,9 +42,9 @@ KILLED = 137
 class Capsule:
     """A capsule as the orchestrator knows it. The journal holds its host, epoch and granted.
 
-    ``seen``: what its host has last reported of it, and ``reported`` when. ``progressed``: when a
-    report last showed that it had finished another collective. Both in monotonic seconds, 0 for
-    never.
+    ``seen``: what its host has last reported of it, and ``reported`` when. ``steady``: since when
+    its reports have had no long gap. ``progressed``: when a report last showed that it had finished
+    another collective. All in monotonic seconds, 0 for never.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Capsule:
     started: bool = False  # its host has had it: if it is not there now, it is lost
     seen: CapsuleState | None = None
     reported: float = 0.0
+    steady: float = 0.0
     progressed: float = 0.0
     migration: str | None = None
     failed: str = ""  # why a dump or a restore failed in its last move
@@ -63,6 +64,12 @@ class Capsule:
     @property
     def owner(self) -> Owner:
         return Owner(self.host, self.epoch, self.granted)
+
+    def note_report(self, now: float, gap: float) -> None:
+        """Its host reports it. A gap is long if it lasts ``gap`` seconds or more."""
+        if now - self.reported >= gap:
+            self.steady = now
+        self.reported = now
 
 
 @dataclass(frozen=True)

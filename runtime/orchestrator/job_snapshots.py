@@ -81,7 +81,7 @@ class JobSnapshots:
             if not self._fleet.is_up(capsule.host):
                 return f"{capsule.host}, which runs {capsule.name}, is not up"
         limits = self._fleet.cluster.timeouts
-        for one, other in silences(job, time.monotonic(), limits, EARLY * limits.heartbeat, {}):
+        for one, other in silences(job, time.monotonic(), limits, EARLY * limits.heartbeat):
             return f"{one} and {other} do not reach each other"
         return ""
 

@@ -6,8 +6,7 @@ Each agent reports the peers of its capsules that answer neither a connection no
 (agent/host/peer_links.py). A peer is silent, too, while a move or a snapshot has locked its
 network, and once its command has ended. If its agent is stopped in the middle of a snapshot, the
 network stays locked until it runs again. None of these times count, nor do those in which the job
-trains all the same.
-link_votes.py asks other hosts which of the two they reach.
+trains all the same. link_votes.py asks other hosts which of the two they reach.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..config.timeouts import Timeouts
 from ..daemon.tasks import Tasks
@@ -32,22 +31,19 @@ NAMED_PAIRS = 3
 """Number of pairs of hosts that a reason names."""
 
 
-def silences(
-    job: Job, now: float, limits: Timeouts, least: float, away: Mapping[str, float]
-) -> dict[Pair, float]:
+def silences(job: Job, now: float, limits: Timeouts, least: float) -> dict[Pair, float]:
     """The pairs of hosts between which a capsule gets no answer from a peer, and for how many
     seconds: ``least`` or more. Only what was reported lately counts, of capsules that are reported
-    themselves; and nothing as long as any capsule of the job finishes collectives. ``away``: for a
-    capsule, when it had last not been reported for the suspicion. It counts again once the
-    suspicion has passed since then."""
+    themselves, and have been without a gap for the suspicion. Nothing counts as long as any capsule
+    of the job finishes collectives."""
     if not any(c.seen is not None and c.seen.unanswered for c in job.capsules.values()):
         return {}
     fresh, recent = now - MISSED * limits.heartbeat, now - (limits.suspicion - limits.heartbeat)
     if any(capsule.progressed > recent for capsule in job.capsules.values()):
         return {}
-    back = {name for name, when in away.items() if now - when < limits.suspicion}
-    living = [c for c in job.capsules.values() if _lives(c) and c.reported > fresh]
-    living = [capsule for capsule in living if capsule.name not in back]
+    steady = now - limits.suspicion
+    reported = [c for c in job.capsules.values() if c.reported > fresh and c.steady <= steady]
+    living = [capsule for capsule in reported if _lives(capsule)]
     peers = {job.overlay.address(capsule.index): capsule for capsule in living}
     found: dict[Pair, float] = {}
     for capsule in living:
@@ -99,8 +95,6 @@ class _Watched:
     """What is kept of a protected job. Times are in monotonic seconds."""
 
     held: float  # when its networks were last locked, perhaps
-    # By capsule: when it had last not been reported for the suspicion.
-    away: dict[str, float] = field(default_factory=dict)
     young: float = float("-inf")  # when links of it were last suspected
     fault: str = ""  # which ones, as text
     votes: LinkVotes | None = None  # the newest ballot that is complete
@@ -157,8 +151,6 @@ class CutLinks:
             self._watched[job.name] = watched
         if paused or job.state != "running":
             watched.held = max(now, watched.held)
-        away = [c.name for c in job.capsules.values() if now - c.reported >= suspicion]
-        watched.away |= dict.fromkeys(away, now)
         self._verdicts.pop(job.name, None)
         if young := self._pairs(job, now, EARLY * self._limits.heartbeat):
             watched.young, watched.fault = now, _text(young, "did")
@@ -238,7 +230,7 @@ class CutLinks:
         watched = self._watched.get(job.name)
         if watched is None or job.state != "running" or now - watched.held < self._limits.suspicion:
             return {}
-        return silences(job, now, self._limits, least, watched.away)
+        return silences(job, now, self._limits, least)
 
 
 def _text(pairs: Collection[Pair], do: str = "do") -> str:

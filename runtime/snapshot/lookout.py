@@ -77,7 +77,7 @@ class Lookout:
 
     def note_heartbeat(self, capsule: Capsule, seen: CapsuleState) -> None:
         """Take the owner's report on a capsule, before ``capsule.seen`` becomes it."""
-        capsule.reported = time.monotonic()
+        capsule.note_report(time.monotonic(), self._limits.suspicion)
         if capsule.seen is not None and seen.collectives > capsule.seen.collectives:
             capsule.progressed = capsule.reported
 

@@ -53,8 +53,7 @@ class Scene:
             self.job.capsules[name].granted = True
             self.report(name)
         self.look()  # the job is protected from now on
-        self.now += 10 * SUSPICION
-        self.heard()
+        self.later(10 * SUSPICION)
 
     def begin(self) -> None:
         self.links = CutLinks(LIMITS, self._heard, self._request, lambda: None, self.left)
@@ -80,13 +79,21 @@ class Scene:
             silent = {self.job.overlay.address(index): seconds}
         state = CapsuleState(name, epoch, 1, 1, 1, 1.0, [0], "train", unanswered=silent)
         capsule = self.job.capsules[name]
-        capsule.seen, capsule.reported = state, self.now
+        capsule.seen = state
+        capsule.note_report(self.now, SUSPICION)
 
     def heard(self, *but: str) -> None:
         """All capsules are reported again as they were, but for some."""
         for capsule in self.job.capsules.values():
             if capsule.name not in but:
-                capsule.reported = self.now
+                capsule.note_report(self.now, SUSPICION)
+
+    def later(self, seconds: float) -> None:
+        """So many seconds later; all capsules have been reported again and again."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + HEARTBEAT)
+            self.heard()
 
     def look(self, *, paused: bool = False) -> None:
         async def play() -> None:
@@ -122,7 +129,7 @@ def test_a_link_that_is_cut_for_the_suspicion_makes_the_job_leave_a_host(scene: 
 
 def test_what_was_said_of_an_earlier_copy_does_not_count(scene: Scene) -> None:
     scene.report(ONE, OTHER, 2 * SUSPICION, epoch=2)
-    assert silences(scene.job, scene.now, LIMITS, 0.0, {}) == {}
+    assert silences(scene.job, scene.now, LIMITS, 0.0) == {}
     assert scene.leaves() == []
 
 
@@ -174,11 +181,9 @@ def test_networks_that_were_locked_a_moment_ago_say_nothing(scene: Scene, state:
     scene.look(paused=state == "paused")
     scene.job.state = "running"
     assert scene.leaves() == []
-    scene.now += 0.9 * SUSPICION
-    scene.heard()
+    scene.later(0.9 * SUSPICION)
     assert scene.leaves() == []
-    scene.now += 0.2 * SUSPICION
-    scene.heard()
+    scene.later(0.2 * SUSPICION)
     assert scene.leaves() == ["h2"]
 
 
@@ -188,10 +193,8 @@ def test_an_orchestrator_that_was_just_started_waits(scene: Scene) -> None:
     scene.begin()
     for _ in range(3):
         assert scene.leaves() == []
-        scene.now += 0.9 * SUSPICION
-        scene.heard()
-    scene.now += 0.6 * SUSPICION
-    scene.heard()
+        scene.later(0.9 * SUSPICION)
+    scene.later(0.6 * SUSPICION)
     assert scene.leaves() == ["h2"]
 
 
@@ -200,8 +203,7 @@ def test_a_job_that_is_protected_since_a_moment_ago_waits(scene: Scene) -> None:
     scene.links.forget_all_but([])
     scene.report(ONE, OTHER, 9 * SUSPICION)
     assert scene.leaves() == []
-    scene.now += 1.1 * SUSPICION
-    scene.heard()
+    scene.later(1.1 * SUSPICION)
     assert scene.leaves() == ["h2"]
 
 
@@ -227,8 +229,7 @@ def test_others_are_asked_again_as_long_as_links_are_cut(scene: Scene) -> None:
     assert scene.leaves() == []
     scene.reach = {"h1": ["h2"], "h3": ["h2"]}
     assert scene.leaves() == []
-    scene.now += 1.1 * SUSPICION
-    scene.heard()
+    scene.later(1.1 * SUSPICION)
     assert scene.leaves() == ["h0"]
     assert len(scene.asked) == 4
 
@@ -255,8 +256,7 @@ def test_an_agent_that_stood_still_may_have_left_its_network_locked(scene: Scene
     scene.heard()
     assert scene.leaves() == []
     assert not scene.links.suspects(scene.job)
-    scene.now += 1.1 * SUSPICION
-    scene.heard()
+    scene.later(1.1 * SUSPICION)
     assert scene.leaves() == ["h2"], "it does not reach its peer either"
 
 
@@ -308,8 +308,7 @@ def test_few_others_are_asked_and_holders_first(scene: Scene) -> None:
     assert len(set(scene.asked)) == MOST_VOTERS
     asked, scene.asked, scene.job.name = set(scene.asked), [], "another"
     scene.look()  # it is protected from now on
-    scene.now += 1.1 * SUSPICION
-    scene.heard()
+    scene.later(1.1 * SUSPICION)
     scene.look()
     assert scene.asked
     assert set(scene.asked) != asked, "not the same ones for all jobs"
@@ -327,8 +326,7 @@ def test_a_later_cut_is_asked_about_again(scene: Scene) -> None:
     scene.report(OTHER, ONE, SUSPICION / 2)
     scene.look()
     scene.report(OTHER)
-    scene.now += 1.1 * SUSPICION
-    scene.heard()
+    scene.later(1.1 * SUSPICION)
     scene.look()
     scene.report(OTHER, ONE, SUSPICION / 2)
     scene.look()

@@ -115,10 +115,10 @@ def test_the_rate_is_that_of_the_last_second() -> None:
     assert told.rate() == pytest.approx(10 * MB, rel=0.15)
     told.reporter.round_ended(20 * MB)
     told.begin(3, 6 * MB)
-    told.send(0.02, 6 * MB)  # too short to tell
+    told.send(0.02, 6 * MB)  # this round is too short to show a rate
     told.reporter.round_ended(6 * MB)
     told.reporter.done()
-    assert told.words[-1].delta_s == pytest.approx(0.6)  # by the second round, 10 MB/s
+    assert told.words[-1].delta_s == pytest.approx(0.6)  # at the second round's 10 MB/s
 
 
 def test_a_link_that_was_measured_at_a_bad_moment_is_believed_by_what_it_carries() -> None:
