@@ -26,7 +26,7 @@ _FAR = 1 << 63  # every offset of a file is smaller (off_t)
 
 def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """(offset, length) of all data of a file, in order. Narrow holes count as data. On a file
-    system without holes the whole file is one extent."""
+    system without holes the whole file is one extent. It moves the position of ``fd``."""
     start = end = 0
     for at, until in _data(fd, size):
         if start < end and at - end < NARROW:

@@ -99,7 +99,8 @@ def pack(
 
 
 def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
-    """The reader of an entry's content; changes ``info`` if the file is sent with holes."""
+    """The reader of an entry's content; changes ``info`` if the file is sent with holes. One with
+    narrow holes only is not, nor is one that its file system has compressed."""
     if sparse.has_holes(file):
         packed = sparse.Packed(file)
         if packed.size < info.size:
@@ -182,14 +183,23 @@ class _Writer:
 
 
 class _Padded:
-    """Reads exactly ``size`` bytes of a file that may change meanwhile."""
+    """Reads exactly ``size`` bytes of a file that may change meanwhile, from its beginning. Who has
+    looked for holes has moved the position of the descriptor, so it does not count here."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
-        self._left = size
+        self._at = 0
+        self._size = size
 
     def read(self, n: int) -> bytes:
-        n = min(n, self._left)
-        data = self._file.read(n)
-        self._left -= n
+        """Return ``n`` bytes, or what is left of ``size``; zeros where the file has become
+        shorter."""
+        n = min(n, self._size - self._at)
+        data = b""
+        while len(data) < n:
+            part = os.pread(self._file.fileno(), n - len(data), self._at + len(data))
+            if not part:
+                break
+            data += part
+        self._at += n
         return data + bytes(n - len(data))

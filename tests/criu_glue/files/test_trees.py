@@ -18,7 +18,7 @@ from bind_mounts import bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveshift.criu_glue.files import entries, trees
+from liveshift.criu_glue.files import entries, sparse, trees
 from liveshift.criu_glue.files.trees import Stamp, Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
@@ -335,6 +335,34 @@ def test_of_a_file_with_holes_its_data_is_sent(move: Move) -> None:
             assert os.pread(copied.fileno(), len(text), at) == text
         assert os.pread(copied.fileno(), 4096, 64 << 30) == b""
     assert (move.there / "many").read_bytes() == (move.here / "many").read_bytes()
+
+
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3 * 4096))
+@settings(max_examples=60, deadline=None)
+def test_holes_of_any_width_come_as_they_are(widths: list[int], end: int) -> None:
+    """Narrow ones are sent as zeros, and then the file may be sent as if it had none. Databases
+    make such files: they write pages in no order."""
+    with tempfile.TemporaryDirectory() as directory:
+        move = Move(Path(directory))
+        at = 0
+        with (move.here / "file").open("wb") as file:
+            for width in widths:
+                os.pwrite(file.fileno(), os.urandom(4096), at)
+                at += (1 + width) * 4096
+            os.pwrite(file.fileno(), os.urandom(end), at)
+        move.first()
+        assert (move.there / "file").read_bytes() == (move.here / "file").read_bytes()
+
+
+def test_a_file_that_its_file_system_has_compressed_comes_whole(
+    move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes less space than its size, and has no hole."""
+    monkeypatch.setattr(sparse, "has_holes", lambda file: True)
+    for size in (1, 4096, (3 << 20) + 5):
+        (move.here / f"compressed {size}").write_bytes(os.urandom(size))
+    move.first()
+    assert look(move.there) == look(move.here)
 
 
 def test_holes_that_are_made_or_filled_while_a_file_is_read_spoil_nothing(move: Move) -> None:
