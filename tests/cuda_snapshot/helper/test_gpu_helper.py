@@ -13,7 +13,7 @@ from cuda_process import doubles
 from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, busy, helper, process
 from waits import until
 
-from liveshift.cuda_snapshot.checkpoint import CudaState
+from liveshift.cuda_snapshot.checkpoint import CudaState, uuid_text
 from liveshift.cuda_snapshot.fast_path.probe import PROBING
 from liveshift.cuda_snapshot.helper.calls import LOG, Lock
 from liveshift.errors import LiveshiftError, StepFailed
@@ -54,11 +54,15 @@ def test_a_rollback_needs_no_map(helper: StartHelper, process: StartProcess) -> 
 
 
 def test_the_host_is_described(helper: StartHelper, process: StartProcess) -> None:
-    gpu, target = helper(SIMCUDA_DRIVER="580.159.03"), process()
+    # On the module's GPUs the trial of an earlier test's helper may still hold memory.
+    first, second = (uuid_text(os.urandom(16)) for _ in range(2))
+    two = f"{first}:H200:1GiB,{second}:H200:1GiB"
+    gpu = helper(SIMCUDA_DEVICES=two, SIMCUDA_DRIVER="580.159.03")
+    target = process(two)
     target.do(f"alloc({MIB})")
     host = gpu.host()
     assert (host.cuda, host.driver, host.can_remap) == ((13, 0), "580.159.03", True)
-    assert [each.uuid for each in host.gpus] == [A, B]
+    assert [each.uuid for each in host.gpus] == [first, second]
     while host.fast_path == PROBING:  # its processes are nobody's
         assert host.gpus[0].processes == {target.pid: MIB}
         host = gpu.host()
