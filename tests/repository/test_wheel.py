@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from checkout import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # the first of them compiles the package
+
 PROGRAM = """\
 import os
 from liveshift import __file__ as package
