@@ -92,9 +92,8 @@ class Placement:
     carried: tuple[str, ...]
 
     def of_path(self, path: str, mounts: Mounts) -> PathKind:
-        """Like :meth:`of_open_file`, but takes the longest mount point above the path."""
-        above = (mount for mount in mounts.values() if below(path, mount.point))
-        return self.of_open_file(path, max(above, key=lambda mount: len(mount.point)))
+        """Like :meth:`of_open_file`, for a file that need not be open."""
+        return self.of_open_file(path, mount_of(path, mounts))
 
     def of_open_file(self, path: str, mount: Mount) -> PathKind:
         if mount.kind in PSEUDO:
@@ -112,6 +111,12 @@ class Placement:
         if best := max(listed + private, key=lambda entry: entry[0], default=None):
             return best[1]
         return PathKind.LOCAL if mount.point == "/" else PathKind.FOREIGN
+
+
+def mount_of(path: str, mounts: Mounts) -> Mount:
+    """The mount with the longest mount point above an absolute path."""
+    above = (mount for mount in mounts.values() if below(path, mount.point))
+    return max(above, key=lambda mount: len(mount.point))
 
 
 def below(path: str, prefix: str) -> bool:

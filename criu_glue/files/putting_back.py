@@ -22,6 +22,7 @@ from ...errors import StepFailed
 from . import below, sparse
 from .below import GONE
 from .rights import User
+from .sparing import Sparing
 from .trees import FORCED, SAME_AGE_NS
 from .unpacking import NotAllowed, Unpacker
 
@@ -108,10 +109,12 @@ class BringingAlong(Unpacker):
     :meth:`finish`, how those that have come must be here (:func:`check`).
     """
 
-    def __init__(self, destination: Path, user: User, written: Set[str]) -> None:
+    def __init__(
+        self, destination: Path, sparing: Sparing, user: User, written: Set[str], *, running: bool
+    ) -> None:
         self._could_write = written
         self.expected: dict[str, tarfile.TarInfo] = {}
-        super().__init__(destination, sparing=True, user=user)
+        super().__init__(destination, sparing, user, running=running)
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
         try:

@@ -21,8 +21,10 @@ from typing import IO, cast
 from ...errors import StepFailed
 from . import below, sparse
 from .below import GONE
+from .dress import dress
 from .rights import User, become
-from .trees import BLOCK, FORCED, SAME_AGE_NS
+from .sparing import Sparing
+from .trees import BLOCK
 
 HEADER_LIMIT = 16 << 10
 """The extended header of one entry has at most this many bytes. It holds a name, a link's target
@@ -54,20 +56,22 @@ class NotAllowed(StepFailed):
 class Unpacker:
     """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
 
-    With ``sparing`` other programs use the directory too. Then only a newer file replaces an
-    existing one, since a program here may have that file open and write to it. ``user`` is the
-    capsule's user; with ``as_user`` nothing is written that this user could not write. ``single``:
-    the stream has single files of the host's own directories, which implies ``as_user``.
+    With ``sparing`` other programs use the directory too, and it says which files stay; a file gets
+    its name when it is complete. ``user`` is the capsule's user; with ``as_user`` nothing is
+    written that this user could not write. ``single``: the stream has single files of the host's
+    own directories, which implies ``as_user``. ``running``: the job runs while its files are read.
+    What it has made impossible is left out then, since pass two comes later.
     """
 
     def __init__(
         self,
         destination: Path,
-        sparing: bool = False,
+        sparing: Sparing | None = None,
         user: User = _ROOT,
         *,
         single: bool = False,
         as_user: bool = False,
+        running: bool = False,
     ) -> None:
         read, self._write = os.pipe()
         self.error: BaseException | None = None
@@ -77,6 +81,7 @@ class Unpacker:
         self._user = user
         self._single = single and not user.is_root
         self._as_user = (single or as_user) and not user.is_root
+        self._running = running
         self._files: set[str] = set()
         self._thread = threading.Thread(
             target=self._run, args=(read, destination), name="unpack", daemon=True
@@ -132,8 +137,17 @@ class Unpacker:
             ):
                 if self._wants(member, parent, last) and self._put(tar, member, top, parent, last):
                     self.written.append(member.name)
-        except NotADirectoryError:
-            pass  # the job put a link in a directory's place while its files were read
+                    if self._sparing is not None:
+                        self._sparing.note(member, parent, last)
+        except NotADirectoryError as error:
+            # The job may put a link in a directory's place while its files are read.
+            if not self._running:
+                raise StepFailed(
+                    "files",
+                    f"{member.name} cannot be put on this host: a link, or a file, is in the place"
+                    " of one of its directories",
+                    hint="move it away, or make this directory the same on all hosts",
+                ) from error
         except below.OtherMount as error:
             raise StepFailed(
                 "files",
@@ -150,7 +164,7 @@ class Unpacker:
 
     def _wants(self, member: tarfile.TarInfo, parent: int, last: str) -> bool:
         """Whether the entry is put here. ``last`` is its name in the directory ``parent``."""
-        return not (self._sparing and _spare(member, parent, last))
+        return self._sparing is None or not self._sparing.keeps(member, parent, last)
 
     def _check(self, member: tarfile.TarInfo) -> None:
         """Raise StepFailed if this user's capsule may not bring the entry, ValueError if the entry
@@ -204,8 +218,10 @@ class Unpacker:
             return self._link(member, top, parent, last)
         elif member.issym():
             self._clear(parent, last)
+            at_ns = int(member.mtime * 1e9)
             os.symlink(member.linkname, last, dir_fd=parent)
             os.chown(last, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+            os.utime(last, ns=(at_ns, at_ns), dir_fd=parent, follow_symlinks=False)
         else:
             self._clear(parent, last)
             _make_pipe(member, parent, last)
@@ -214,7 +230,8 @@ class Unpacker:
     def _put_file(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, last: str
     ) -> None:
-        fd = self._open(parent, last)
+        nameless = None if self._sparing is None else _nameless(parent)
+        fd = self._open(parent, last) if nameless is None else nameless
         try:
             content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
             if sparse.HEADER in member.pax_headers:
@@ -223,7 +240,15 @@ class Unpacker:
             else:
                 self._write_plain(content, member, fd)
                 os.ftruncate(fd, member.size)
-            _dress(fd, member, lenient=self._as_user)
+            dress(fd, member, lenient=self._as_user)
+            if nameless is not None:
+                self._clear(parent, last)
+                os.link(f"/proc/self/fd/{fd}", last, dst_dir_fd=parent, follow_symlinks=True)
+        except BaseException:
+            if self._sparing is not None and nameless is None:
+                with contextlib.suppress(OSError):
+                    os.unlink(last, dir_fd=parent)
+            raise
         finally:
             os.close(fd)
 
@@ -304,16 +329,16 @@ class _Entry(tarfile.TarInfo):
         return found
 
 
-def _spare(member: tarfile.TarInfo, parent: int, last: str) -> bool:
-    """True if the file here is as new as the entry, so another program may be using it."""
+def _nameless(parent: int) -> int | None:
+    """A new file in that directory that vanishes unless it gets a name. So a stream that breaks off
+    leaves no part of a file, which would count as newer than the file itself. None if the file
+    system has no such files."""
     try:
-        there = os.lstat(last, dir_fd=parent)
-    except GONE:
-        return False
-    if member.isdir():
-        return stat.S_ISDIR(there.st_mode)
-    age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
-    return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        return None
 
 
 def open_there(parent: int, last: str) -> int:
@@ -345,7 +370,7 @@ def _put_directory(member: tarfile.TarInfo, parent: int, last: str, lenient: boo
         os.mkdir(last, 0o700, dir_fd=parent)
     fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
     try:
-        _dress(fd, member, lenient=lenient)
+        dress(fd, member, lenient=lenient)
     finally:
         os.close(fd)
 
@@ -355,21 +380,6 @@ def _make_pipe(member: tarfile.TarInfo, parent: int, last: str) -> None:
     os.mkfifo(last, 0o600, dir_fd=parent)
     fd = below.open_below(parent, last, os.O_PATH)
     try:
-        _dress(fd, member, f"/proc/self/fd/{fd}")
+        dress(fd, member, f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
-
-
-def _dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool = False) -> None:
-    """Set owner, mode and time, in that order, because a change of owner clears set-user-id.
-
-    ``lenient`` leaves unchanged what the kernel does not let the thread's user set.
-    """
-    at_ns = int(member.mtime * 1e9)
-    allowed = (PermissionError,) if lenient else ()
-    with contextlib.suppress(*allowed):
-        os.chown(at or fd, member.uid, member.gid)
-    with contextlib.suppress(*allowed):
-        os.chmod(at or fd, stat.S_IMODE(member.mode))
-    with contextlib.suppress(*allowed):
-        os.utime(at or fd, ns=(at_ns, at_ns))

@@ -21,16 +21,17 @@ from . import below, statx
 from .below import GONE
 from .statx import Stat
 
-_LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
-"""A directory whose open(2) fails like this is gone, a link, or on another mount by now, or even
-root may not read it. After any other error the listing would lack files that are there."""
+_LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+"""A directory whose open(2) fails like this is gone, a link, or on another mount by now. After any
+other error the listing would lack files that are there."""
 
 
 def walk(top: Path) -> Iterator[tuple[str, Stat]]:
     """Everything below a directory, by relative name, parents first.
 
     Directories and files on mounts below it are left out, even mounts of the same file system.
-    Nothing behind a link is found. Raises StepFailed if a name is too long to be moved.
+    Nothing behind a link is found. Raises StepFailed if a name is too long to be moved, or if root
+    may not read a directory.
     """
     with _opened(top) as directory:
         if directory is None:
@@ -82,6 +83,8 @@ def _inside(directory: int, folder: str) -> Iterator[tuple[str, Stat]]:
     try:
         fd = below.open_below(directory, folder[:-1] or ".", flags, one_mount=True)
     except OSError as error:
+        if error.errno == errno.EACCES:
+            raise _unreadable(folder) from error
         if error.errno not in _LEFT_OUT:
             raise
         return
@@ -97,6 +100,14 @@ def _inside(directory: int, folder: str) -> Iterator[tuple[str, Stat]]:
             yield last, s
     finally:
         os.close(fd)
+
+
+def _unreadable(folder: str) -> StepFailed:
+    return StepFailed(
+        "files",
+        f"even root may not read the directory {folder[:-1]!a}, so its files cannot be moved",
+        hint="if it lies on a network file system, list that under files.shared",
+    )
 
 
 def _too_long(top: Path, name: str) -> StepFailed:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import psutil
 
 from ... import proc_text
-from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
+from ..capsule.mounts import Mounts, PathKind, Placement, mount_of, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..files.rights import User
@@ -35,6 +35,7 @@ from . import (
     terminals,
     undelivered,
     unix_sockets,
+    unread_events,
 )
 from .found import GpuTask, NeededFile, Survey
 
@@ -64,8 +65,8 @@ class Changing:
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
     passing: tuple[tuple[str, str], ...] = ()
-    """(what prevents the move, what to do) for file locks, and for open databases that would be
-    read-only on another host (databases.py)."""
+    """(what prevents the move, what to do) for file locks, for open databases that would be
+    read-only on another host (databases.py), and for unread events (unread_events.py)."""
 
 
 @dataclass
@@ -77,6 +78,8 @@ class _Findings:
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
     passing: dict[tuple[str, str], None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
+    """Paths of files open for writing that prevent the move."""
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
     linked: set[str] = field(default_factory=set)
@@ -146,7 +149,9 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
         found.problems[trouble] = None
     found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
     mounts = mount_table(sandbox.init)
-    places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
+    _look_at_mapped(placement, mounts, found)
+    needed_here = sorted(found.needed - found.single)
+    places = {path: placement.of_path(path, mounts) for path in needed_here}
     needed = []
     for path, place in places.items():
         if place in (PathKind.PRIVATE, PathKind.CARRIED):
@@ -199,8 +204,8 @@ def mapped_writable(sandbox: Sandbox) -> set[str]:
 def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
-    These are locks, databases in a transaction, and closed connections with data under way. Raises
-    ProcessLookupError as :func:`changing`.
+    These are locks, databases in a transaction, events that are not read, and closed connections
+    with data under way. Raises ProcessLookupError as :func:`changing`.
     """
     found = _look_again(sandbox, placement, maps=False)
     return [*found.passing, *undelivered.find(sandbox.init)]
@@ -219,6 +224,7 @@ def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findi
                     mounts[space] = mount_table(task.pid)
                 if maps:
                     _look_at_maps(task.pid, found)
+                    _look_at_mapped(placement, mounts[space], found)
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
                 seen += 1
     except FileNotFoundError as gone:
@@ -300,12 +306,33 @@ def _look_at_maps(pid: int, found: _Findings) -> None:
         parts = line.split(maxsplit=5)
         if len(parts) < 6 or not parts[5].startswith("/") or parts[5].endswith(" (deleted)"):
             continue
-        path = parts[5]
+        path = parts[5].replace("\\012", "\n")  # proc(5) writes nothing else in octal there
         if path.startswith(("/SYSV", "/memfd:", "/dev/")):
             continue
         found.needed.add(path)
         if parts[1][1] == "w" and parts[1][3] == "s":
             found.mapped_writable.add(path)
+
+
+def _look_at_mapped(placement: Placement, mounts: Mounts, found: _Findings) -> None:
+    """A file that a task writes through a mapping, mostly with no descriptor left, counts as open
+    for writing."""
+    for path in found.mapped_writable:
+        place = placement.of_path(path, mounts)
+        if place is PathKind.LOCAL:
+            found.single.add(path)
+        elif place is PathKind.FOREIGN and path not in found.foreign:
+            mount = mount_of(path, mounts)
+            found.problems[_foreign("a process", path, mount.kind, mount.point)] = None
+
+
+def _foreign(who: str, path: str, kind: str, point: str) -> tuple[str, str]:
+    return (
+        f"{who} has {path} open for writing, on the {kind} file system {point}, which is listed"
+        " neither under files.shared nor under files.carried",
+        f'list "{point}" under files.shared if every host sees the same content there, under'
+        " files.carried if it is this host's own",
+    )
 
 
 def _look_at_descriptors(
@@ -323,6 +350,9 @@ def _look_at_descriptors(
             if target in UNMOVABLE:
                 what, remedy = UNMOVABLE[target]
                 found.problems[f"{who} holds {what}", remedy] = None
+            elif target == unread_events.TARGET and unread_events.waiting(pid, fd):
+                text = unread_events.words(who or _who(pid))
+                found.passing[text, unread_events.REMEDY] = None
             continue
         if target.startswith("/dev/") and not target.startswith("/dev/shm/"):
             _look_at_device(who, target, found)
@@ -352,13 +382,8 @@ def _look_at_descriptors(
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
             found.passing[databases.words(who or _who(pid), target), databases.REMEDY] = None
         if place is PathKind.FOREIGN and writable:
-            found.problems[
-                f"{who} has {target} open for writing, on the {mount.kind} file system"
-                f" {mount.point}, which is listed neither under files.shared nor under"
-                " files.carried",
-                f'list "{mount.point}" under files.shared if every host sees the same content '
-                "there, under files.carried if it is this host's own",
-            ] = None
+            found.problems[_foreign(who, target, mount.kind, mount.point)] = None
+            found.foreign.add(target)
         elif place is PathKind.CARRIED and writable:
             if stat.S_ISREG(opened.st_mode) and opened.st_nlink > 1:
                 found.linked.add(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,6 @@ class SourceHandlers:
         gpu = await asyncio.to_thread(self._registry.reservations.survey, resident, found)
         self._gpus_used[request.capsule] = list(gpu.used) if gpu else None
         settings = self._capsule_table.cluster.precopy
-        if request.watch:  # only one can follow its memory
-            await self._registry.snapshots.end(request.capsule)
 
         def forecast() -> tuple[Footprint, messages.Writing | None, str]:
             # It is free still: two measurements at once would hide writes from each other.
@@ -72,7 +71,11 @@ class SourceHandlers:
             host = self._capsule_table.host
             return forecast_memory(host, resident, settings, request.watch, room)
 
-        size, writing, full = await self._capsule_table.blocking(request.capsule, forecast)
+        async with AsyncExitStack() as alone:
+            if request.watch:  # only one can follow its memory
+                sessions = self._registry.snapshots
+                await alone.enter_async_context(sessions.forecast(request.capsule))
+            size, writing, full = await self._capsule_table.blocking(request.capsule, forecast)
         breaks = await asyncio.to_thread(self._breaks, resident)
         return messages.Inspected(
             found,

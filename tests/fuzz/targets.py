@@ -20,6 +20,7 @@ from fuzz.target import ALICE, ROOT, Target
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.criu.capture import announced_name, announced_size
 from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.files.sparing import Sparing
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.images import image_check
 from liveshift.criu_glue.images.image_kinds import ImageFile
@@ -164,7 +165,9 @@ def _tar() -> Target:
         (top / "there").write_bytes(b"another's")
         (top / "up").symlink_to("../beside")
         user = ALICE if how & 2 else User(0, 0)
-        unpacker = Unpacker(top, sparing=bool(how & 1), user=user, single=bool(how & 4))
+        sparing = Sparing() if how & 1 else None
+        running = bool(how & 8)
+        unpacker = Unpacker(top, sparing, user, single=bool(how & 4), running=running)
         steps: tuple[Callable[[], None], ...] = (lambda: unpacker.write(data[1:]), unpacker.finish)
         for step in steps:
             with suppress(StepFailed, OSError):

@@ -121,10 +121,10 @@ class Followed:
         may not have. With ``all_stale`` these are all pages."""
         self.written.clear()
         self.present.clear()
+        # Without a userfaultfd of ours, what the kernel says of writes may be said for another.
+        stale = all_stale or self._uffd is None or bool(self.untrusted)
         for found in self._found:
-            classify(
-                found, all_stale or bool(self.untrusted), self.sent, self.present, self.written
-            )
+            classify(found, stale, self.sent, self.present, self.written)
         self._found = []
 
     def _look_at(self, part: Ranges) -> Callable[[], None]:

@@ -80,5 +80,7 @@ def _forward_tree(place: SandboxPlace, sender: Sender, name: str) -> None:
         tree,
         trees.listing(tree),
         lambda data: sender.send(stream, bytes(data)) if data else None,
+        # Nothing says which files a mapping may have changed without a trace in their times.
+        forced=place.written.get(name, ()),
     )
     sender.send(stream, b"")

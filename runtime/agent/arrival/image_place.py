@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property, partial
 from pathlib import Path
 from tarfile import TarInfo
@@ -19,6 +19,7 @@ from ....criu_glue.capsule.mounts import Placement, below
 from ....criu_glue.files import putting_back
 from ....criu_glue.files.putting_back import BringingAlong, PuttingBack
 from ....criu_glue.files.rights import User
+from ....criu_glue.files.sparing import Sparing, Stamps
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.images import written_files
 from ....errors import StepFailed
@@ -56,17 +57,25 @@ class ImagePlace(Protocol):
 class SandboxPlace:
     """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
     ``placement``: of this host's cluster file; its carried paths are the only ones for which a
-    source may send a directory. ``back``: the capsule goes back to a snapshot, and these
-    directories have its files."""
+    source may send a directory. ``left``: by carried path, the files that the capsule has left
+    here. ``back``: the capsule goes back to a snapshot, and these directories have its files."""
 
     def __init__(
-        self, images: Path, resident: RunningCapsule, placement: Placement, *, back: bool = False
+        self,
+        images: Path,
+        resident: RunningCapsule,
+        placement: Placement,
+        left: Mapping[str, Stamps] | None = None,
+        *,
+        back: bool = False,
     ) -> None:
         self.migration = images.name
         self.capsule = resident.spec.name
         self.images = images
         self._placement = placement
+        self._left = left or {}
         self._back = back
+        self._sparing: dict[str, Sparing] = {}  # by carried path, for both passes
         self.came: Names = {}
         self.written: Names = {}
         self._resident = resident
@@ -88,28 +97,43 @@ class SandboxPlace:
             return Path("/")
         kind, _, path = tree.partition(":")
         if kind == "carried" and path in self._placement.carried:
+            if path not in self._sparing:
+                made = not Path(path).exists()
+                self._sparing[path] = Sparing(self._left.get(path), made=made)
             Path(path).mkdir(parents=True, exist_ok=True)
             return Path(path)
         raise not_carried(tree)
+
+    @property
+    def of_the_capsule(self) -> dict[str, dict[str, Sequence[int]]]:
+        """The files on carried paths that it had left here, or that were put here for it: path →
+        (name → stamp)."""
+        return {
+            path: {**self._left.get(path, {}), **sparing.placed}
+            for path, sparing in self._sparing.items()
+        }
 
     def check_tree(self, tree: str) -> None:
         self.top(tree)
 
     def tree(self, stream: str, tree: str) -> Sink:
-        unpacker = self._unpackers[stream] = self._unpacker(tree)
+        # Pass one reads the files while the job runs; what it leaves out, pass two brings.
+        running = stream.startswith("tree:1:")
+        unpacker = self._unpackers[stream] = self._unpacker(tree, running=running)
         return unpacker.write, partial(self._end_tree, stream, tree)
 
-    def _unpacker(self, tree: str) -> Unpacker:
+    def _unpacker(self, tree: str, *, running: bool) -> Unpacker:
         plan, top = self._resident.sandbox.plan, self.top(tree)
         user = User(plan.uid, plan.gid, plan.groups)
         if not tree.startswith("carried:"):
-            return Unpacker(top, user=user, single=tree == "open")
+            return Unpacker(top, user=user, single=tree == "open", running=running)
+        sparing = self._sparing[tree.removeprefix("carried:")]
         if not is_restore_name(self.migration):
-            return Unpacker(top, sparing=True, user=user)
+            return Unpacker(top, sparing, user, running=running)
         opened, written = self._opened
         names = self._could_write[tree] = _relative(written, top)
         if not self._back:
-            return BringingAlong(top, user, names)
+            return BringingAlong(top, sparing, user, names, running=running)
         return PuttingBack(top, user, _relative(opened, top), names)
 
     def only_read(self) -> set[bytes]:

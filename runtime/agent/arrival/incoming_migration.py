@@ -71,7 +71,8 @@ class IncomingMigration:
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
         ran = ran_here.last_epoch(factory, resident.spec.name)
         self._back = 0 < reserve.dumped_under <= ran  # to files that are here
-        self._place = SandboxPlace(self.images, resident, factory.placement, back=self._back)
+        left = carried_out.left_here(factory, resident.spec.name)
+        self._place = SandboxPlace(self.images, resident, factory.placement, left, back=self._back)
         self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
         self._phase = IncomingPhase.RECEIVING
@@ -328,6 +329,7 @@ class IncomingMigration:
         self._enter(IncomingPhase.DISCARDED)
         self.inbox.close()
         self._ahead.drop()
+        carried_out.add(self._factory, self.resident.spec.name, self._place.of_the_capsule)
         self.resident.leaving = True
         self.resident.remove()
         self.free_images()

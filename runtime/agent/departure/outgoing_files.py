@@ -37,6 +37,10 @@ TICK_NS = 20_000_000
 """The kernel's tick is 10 ms at most (CONFIG_HZ), in nanoseconds, and as much again."""
 
 
+SECOND_NS = 1_000_000_000
+"""Some file systems keep no smaller unit of time, such as ext4 with inodes of 128 bytes."""
+
+
 def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tree]:
     """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
 
@@ -65,7 +69,7 @@ class OutgoingFiles:
         for tree in self._trees[:-1]:
             began = time.time_ns()
             now = trees.listing(tree)
-            fresh = {name for name, (*_, ctime, _) in now.items() if ctime > began - TICK_NS}
+            fresh = {name for name, (*_, ctime, _) in now.items() if _may_be_the_same(ctime, began)}
             # After the stamps were taken and before anything is read: a mapping that was there at a
             # file's stamp, and through which the job still writes once the file was read, is there
             # in between too.
@@ -112,6 +116,12 @@ class OutgoingFiles:
             if tree.name.startswith("carried:"):
                 self._taken[str(tree.source)] = now
         return removed
+
+
+def _may_be_the_same(ctime_ns: int, began_ns: int) -> bool:
+    """Whether a file that is written after ``began_ns`` may keep this time of its last change."""
+    unit = TICK_NS if ctime_ns % SECOND_NS else 2 * SECOND_NS
+    return ctime_ns > began_ns - unit
 
 
 def sent_of_files(streams: dict[str, int]) -> int:

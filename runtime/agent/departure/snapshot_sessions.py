@@ -4,13 +4,16 @@
 A session belongs to one copy of a capsule. It has the tracker of the copy's memory, which lives on
 from snapshot to snapshot, and the newest snapshot. Whatever else needs the capsule ends the session
 first: a migration and a forecast follow its memory themselves, and a rewind removes the copy.
+Two trackers at once would hide writes from each other: each protects again what it has seen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ....errors import Refused
@@ -53,6 +56,7 @@ class SnapshotSessions:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._forecasts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def busy(self) -> bool:
@@ -82,9 +86,19 @@ class SnapshotSessions:
                 left |= dict.fromkeys(session.snapshot.gpus, words)
         return left
 
+    @asynccontextmanager
+    async def forecast(self, capsule: str) -> AsyncIterator[None]:
+        """End the session of the capsule; none begins while its memory is looked at. Raises
+        StepFailed as :meth:`end`."""
+        async with self._forecasts[capsule]:
+            await self.end(capsule)
+            yield
+
     async def make_way(self, resident: RunningCapsule) -> None:
-        """End an earlier snapshot of the capsule, but not its tracker; end all of an earlier copy.
-        Raises StepFailed if that fails."""
+        """Wait for the end of a forecast. End an earlier snapshot of the capsule, but not its
+        tracker; end all of an earlier copy. Raises StepFailed if that fails."""
+        async with self._forecasts[resident.spec.name]:
+            pass
         session = self._sessions.get(resident.spec.name)
         if session is None:
             return
@@ -98,8 +112,13 @@ class SnapshotSessions:
         self, resident: RunningCapsule, make: Callable[[CapsuleTracker], OutgoingSnapshot]
     ) -> OutgoingSnapshot:
         """Begin the snapshot that ``make`` returns. Raises Refused if an earlier one, or one of
-        another copy, has not ended: :meth:`make_way` ends it."""
+        another copy, has not ended, or if a forecast has begun: :meth:`make_way` ends these."""
         name = resident.spec.name
+        if self._forecasts[name].locked():
+            raise Refused(
+                f"a forecast looks at the memory of {name}",
+                hint="a snapshot can begin when it is over, in a few seconds",
+            )
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = Session(resident, CapsuleTracker(resident))

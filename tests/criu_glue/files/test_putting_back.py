@@ -15,6 +15,7 @@ import pytest
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.putting_back import BringingAlong, PuttingBack, check, touch
 from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.files.sparing import Sparing
 from liveshift.criu_glue.files.trees import Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
@@ -61,7 +62,7 @@ class Scratch:
 
     def along(self, *written: str) -> list[str]:
         """Bring all of the image along to another host."""
-        unpacker = BringingAlong(self.top, self.user, {*written})
+        unpacker = BringingAlong(self.top, Sparing(), self.user, {*written}, running=False)
         names = self._unpack(unpacker)
         check(self.top, unpacker.expected)
         return names

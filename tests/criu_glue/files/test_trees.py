@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.criu_glue.files import entries, sparse, trees
+from liveshift.criu_glue.files.sparing import Sparing
 from liveshift.criu_glue.files.trees import Stamp, Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
@@ -472,7 +473,7 @@ def test_a_shared_directory_keeps_what_is_as_new_as_what_comes(tmp_path: Path) -
     tree = Tree("carried", here)
     sent: list[bytes] = []
     trees.pack(tree, trees.listing(tree), lambda b: sent.append(bytes(b)), ["same age, mapped"])
-    unpacker = Unpacker(there, sparing=True)
+    unpacker = Unpacker(there, Sparing())
     unpacker.write(b"".join(sent))
     unpacker.finish()
     found = {p.name: p.read_text() for p in there.iterdir()}

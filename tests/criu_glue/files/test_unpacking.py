@@ -16,6 +16,7 @@ import pytest
 
 from liveshift.criu_glue.files import below, rights, sparse, trees
 from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.files.sparing import Sparing
 from liveshift.criu_glue.files.unpacking import HEADER_LIMIT, Unpacker
 from liveshift.errors import StepFailed
 
@@ -86,8 +87,17 @@ def test_names_that_lead_elsewhere(top: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
 def test_nothing_is_put_through_a_link_of_its_own(top: Path, kind: bytes) -> None:
-    link = entry("a", tarfile.SYMTYPE, linkname="../outside")
-    unpack(tar(link, entry("a/file", kind), entry("a/b/c", kind)), top)
+    """While the job runs it may put one there, and what is behind it is left out. Later that would
+    be a file that is missing."""
+    raw = tar(
+        entry("a", tarfile.SYMTYPE, linkname="../outside"),
+        entry("a/file", kind),
+        entry("a/b/c", kind),
+    )
+    unpack(raw, top, running=True)
+    assert [p.name for p in top.iterdir()] == ["a"]
+    with pytest.raises(StepFailed, match="a/file cannot be put on this host: a link, or a file"):
+        unpack(raw, top)
     assert [p.name for p in top.iterdir()] == ["a"]
 
 
@@ -221,7 +231,7 @@ def test_extents_are_written_where_they_say(top: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("sparing", [False, True])
 def test_a_users_tree_brings_no_right_of_anothers(top: Path, sparing: bool) -> None:
-    options = {"sparing": sparing, "user": ALICE}
+    options = {"sparing": Sparing() if sparing else None, "user": ALICE}
     for words, bad in {
         "a device": entry("x", tarfile.CHRTYPE, devmajor=1, devminor=3),
         "a device,": entry("x", tarfile.BLKTYPE, devmajor=8, devminor=0, uid=ALICE.uid),
@@ -264,7 +274,7 @@ def test_others_directories_keep_their_owners_and_modes(top: Path) -> None:
     (top / "shared").mkdir(mode=0o755)
     mine: dict[str, Any] = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o777}
     raw = tar(entry(".", tarfile.DIRTYPE, **mine), entry("shared", tarfile.DIRTYPE, **mine))
-    assert unpack(raw, top, sparing=True, user=ALICE).written == []
+    assert unpack(raw, top, sparing=Sparing(), user=ALICE).written == []
     for path in (top, top / "shared"):
         assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o755)
 
@@ -338,7 +348,8 @@ def test_single_files_that_the_user_may_not_write_are_refused(top: Path) -> None
     assert {p.name for p in top.iterdir()} == {"shadow", "bobs", "link"}
     home = single.make("home", ALICE.uid, 0o700, None)
     (home / "up").symlink_to("..")
-    single.send("home/up/shadow")  # left out, as all that lies behind a link
+    with pytest.raises(StepFailed, match="home/up/shadow cannot be put on this host: a link"):
+        single.send("home/up/shadow")
     assert (top / "shadow").read_bytes() == b"old"
     raw = tar(entry("home/x", tarfile.SYMTYPE, linkname="/etc/shadow"))
     with pytest.raises(StepFailed, match="was sent as a single file but is not a regular file"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.files import trees, walking
+from liveshift.criu_glue.files import below, trees, walking
 from liveshift.criu_glue.files.trees import Tree
 from liveshift.errors import StepFailed
 
@@ -68,6 +68,23 @@ def test_a_directory_that_cannot_be_read_now_does_not_pass_for_an_empty_one(
 
     monkeypatch.setattr(os, "listdir", failing)
     with pytest.raises(OSError, match="too many open files"):
+        list(walking.walk(top))
+
+
+def test_a_directory_that_even_root_may_not_read_is_named(
+    tops: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system that takes root for nobody."""
+    top, _ = tops
+    real = below.open_below
+
+    def refusing(at: int, name: str, flags: int, one_mount: bool = False) -> int:
+        if name == "d":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(at, name, flags, one_mount)
+
+    monkeypatch.setattr(below, "open_below", refusing)
+    with pytest.raises(StepFailed, match="even root may not read the directory 'd'"):
         list(walking.walk(top))
 
 

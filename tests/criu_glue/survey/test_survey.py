@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,49 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
     ((text, remedy),) = seen.problems
     assert f"has {foreign}/other/log open for writing, on the tmpfs file system {foreign}" in text
     assert f'list "{foreign}" under files.shared' in remedy
+
+
+@pytest.mark.root
+def test_what_is_written_through_a_mapping_counts_as_open(
+    start: Start, local: Path, foreign: Path
+) -> None:
+    """Also when its descriptor is closed, as most programs do, and with a line feed in its name."""
+    program = (
+        "def mapped(path):\n"
+        " with open(path, 'w+b') as file: file.truncate(4096); m = mmap.mmap(file.fileno(), 0)\n"
+        " for fd in map(int, os.listdir('/proc/self/fd')):\n"  # Python keeps a duplicate
+        "  if os.path.exists(f'/proc/self/fd/{fd}') and os.path.samestat(os.fstat(fd),"
+        " os.stat(path)): os.close(fd)\n"
+        " return m\n"
+        f"a = mapped('{local}/ring'); b = mapped('/tmp/two\\nlines')\n"
+    )
+    seen = surveyed(start, program, Placement((), ()))
+    assert seen.problems == ()
+    assert seen.single_files == (f"{local}/ring",)
+    assert seen.mapped_writable == ("/tmp/two\nlines", f"{local}/ring")
+    assert f"{local}/ring" not in [file.path for file in seen.needed], "it goes along"
+    seen = surveyed(start, program + f"d = mapped('{foreign}/ring')", Placement((), ()))
+    ((text, _),) = seen.problems
+    assert f"has {foreign}/ring open for writing, on the tmpfs file system {foreign}" in text
+
+
+@pytest.mark.root
+def test_events_that_a_program_does_not_read_keep_it_here(start: Start) -> None:
+    """CRIU would drop them."""
+    watch = (
+        "import ctypes; libc = ctypes.CDLL(None); fd = libc.inotify_init1(0)\n"
+        "assert libc.inotify_add_watch(fd, b'/tmp', 0x100) > 0\n"
+    )
+    seen = surveyed(start, f"{watch}open('/tmp/new', 'w')", Placement((), ()))
+    ((text, remedy),) = seen.problems
+    assert re.fullmatch(
+        r"process \d+ \(python3\S*\) has events of inotify that it has not read, which CRIU would"
+        " drop",
+        text,
+    )
+    assert "has read them" in remedy
+    read = f"{watch}open('/tmp/another', 'w'); assert len(os.read(fd, 4096)) > 16"
+    assert surveyed(start, read, Placement((), ())).problems == ()
 
 
 @pytest.mark.root

@@ -255,15 +255,9 @@ def test_a_deadline_goes_to_the_migrations_of_its_capsule_alone(scene: Scene) ->
     assert (scene.made.ended_in, other.ended_in) == ([7.0], [])
 
 
-@pytest.mark.parametrize(("snapshot", "room"), [(True, 110), (False, 0)])
-def test_a_survey_for_a_snapshot_counts_the_copies_that_give_way_as_room(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, snapshot: bool, room: int
-) -> None:
-    asked: list[int] = []
-
-    def forecast(*about: Any) -> tuple[None, None, str]:
-        asked.append(about[-1])
-        return None, None, ""
+@pytest.fixture
+def inspected(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """One whose capsule can be inspected; only its memory is yet to be looked at."""
 
     async def found(*_: object) -> Any:
         return SimpleNamespace(along=(), output=0)
@@ -278,10 +272,43 @@ def test_a_survey_for_a_snapshot_counts_the_copies_that_give_way_as_room(
     monkeypatch.setattr(scene, "until_on_gpus", found)
     monkeypatch.setattr(scene.source, "_with_files", lambda survey, _plan: survey)
     monkeypatch.setattr(preflight, "warm_tools", lambda _criu: None)
+    return scene
+
+
+@pytest.mark.parametrize(("snapshot", "room"), [(True, 110), (False, 0)])
+def test_a_survey_for_a_snapshot_counts_the_copies_that_give_way_as_room(
+    inspected: Scene, monkeypatch: pytest.MonkeyPatch, snapshot: bool, room: int
+) -> None:
+    asked: list[int] = []
+
+    def forecast(*about: Any) -> tuple[None, None, str]:
+        asked.append(about[-1])
+        return None, None, ""
+
     monkeypatch.setattr(source_handlers, "forecast_memory", forecast)
     monkeypatch.setattr(host_facts, "memory_to_spare", lambda _kept: 20)
-    asyncio.run(scene.source.inspect(messages.Inspect("gpt/1", snapshot=snapshot)))
+    asyncio.run(inspected.source.inspect(messages.Inspect("gpt/1", snapshot=snapshot)))
     assert asked == [room]
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_no_snapshot_begins_while_a_forecast_follows_the_memory(
+    inspected: Scene, monkeypatch: pytest.MonkeyPatch, watch: bool
+) -> None:
+    """One that only measures the memory is in nobody's way."""
+    refused: list[bool] = []
+    resident: Any = SimpleNamespace(spec=SimpleNamespace(name="gpt/1"))
+
+    def forecast(*_: Any) -> tuple[None, None, str]:
+        try:
+            inspected.snapshots.begin(resident, lambda _tracker: cast(Any, None))
+        except Refused:
+            refused.append(True)
+        return None, None, ""
+
+    monkeypatch.setattr(source_handlers, "forecast_memory", forecast)
+    asyncio.run(inspected.source.inspect(messages.Inspect("gpt/1", watch=watch)))
+    assert refused == [True] * watch
 
 
 # ---- the destination ---------------------------------------------------------------------------

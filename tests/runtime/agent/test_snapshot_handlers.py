@@ -188,6 +188,37 @@ def test_a_migration_or_a_forecast_gets_the_memory(scene: Scene) -> None:
     assert scene.done[3:] == ["tracker made", "s18.1 to h2 at tcp://h2:1", "sent"]
 
 
+def test_no_snapshot_follows_memory_beside_a_forecast(scene: Scene) -> None:
+    """Each would protect again what the other has yet to see, and the image would be stale."""
+    scene.begun()
+
+    async def act() -> None:
+        async with scene.snapshots.forecast("gpt/1"):
+            assert scene.done == ["abandoned", "closed", "tracker closed"]
+            begins = asyncio.create_task(scene.handlers.start(start("s18.1")))
+            await asyncio.sleep(0.05)
+            assert not begins.done()
+            assert scene.done[3:] == []
+        assert (await begins).bytes == 14
+
+    asyncio.run(act())
+    assert scene.done[3:] == ["tracker made", "s18.1 to h2 at tcp://h2:1", "sent"]
+
+
+def test_a_forecast_that_begins_just_before_a_snapshot_goes_first(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecast = scene.snapshots.forecast("gpt/1")
+
+    async def devices(_request: object) -> None:
+        await forecast.__aenter__()
+
+    monkeypatch.setattr(scene.handlers, "_devices", devices)
+    with pytest.raises(Refused, match="a forecast looks at the memory of gpt/1"):
+        scene.run(scene.handlers.start(start()))
+    assert scene.done == []
+
+
 def test_what_does_not_end_stays_known_and_is_tried_again(scene: Scene) -> None:
     scene.begun()
     scene.fails = "closed"

@@ -4,6 +4,8 @@ and what is over leaves nothing. The tree, CRIU and the devices are stand-ins.""
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
 from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.criu_glue.network import tcp_sockets
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
@@ -320,12 +323,13 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
     for top in (plan.tmp, plan.log, carried):
         top.mkdir()
     (plan.tmp / "all").write_text("of tmp")
-    for name in ("came", "another's"):
+    for name in ("came", "mapped", "another's"):
         (carried / name).write_text(f"{name} of carried")
     (plan.log / "0").write_text("said")
     (here.images / "core-1.img").write_text("a core")
     here._place._placement = Placement((), (str(carried),))
-    here.inbox.place.came = {str(carried): {"came"}}
+    here.inbox.place.came = {str(carried): {"came", "mapped"}}
+    here.inbox.place.written = {f"carried:{carried}": {"mapped"}}
     monkeypatch.setattr(here.inbox, "path", lambda _kind, name: plan.log / name)
     here.inbox.memory = SimpleNamespace(forward=lambda _: sent.append("pages"), table=[7])
     streams = here.inbox.manifest.streams
@@ -368,6 +372,9 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
     of_carried = b"".join(came[f"tree:2:carried:{carried}"])
     assert b"came of carried" in of_carried
     assert b"another's" not in of_carried, "what was here before did not come"
+    with tarfile.open(fileobj=io.BytesIO(of_carried)) as tar:
+        forced = {member.name: trees.FORCED in member.pax_headers for member in tar}
+    assert forced == {"came": False, "mapped": True}, "its time may not tell what was written"
     assert came["tree:2:tmp"][-1] == came[f"tree:2:carried:{carried}"][-1] == b""
 
 

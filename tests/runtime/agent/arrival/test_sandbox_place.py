@@ -100,6 +100,38 @@ def test_in_a_move_a_newer_file_only_stays(tmp_path: Path) -> None:
     assert scratch.found() == ("later", "later")
 
 
+def test_a_directory_that_was_missing_here_is_as_at_its_source(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, back=False, name="m4")
+    scratch.write(tmp_path / "image", "then", OLD)
+    (tmp_path / "image").chmod(0o2775)
+    scratch.carried.rmdir()
+    scratch.place.check_tree(f"carried:{scratch.carried}")  # agents ask before anything comes
+    scratch.take(tmp_path / "image")
+    assert scratch.carried.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_both_passes_know_what_the_first_one_has_put_here(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, back=False, name="m4")
+    scratch.write(tmp_path / "image", "then", NEW)
+    scratch.write(tmp_path / "changes", "an older copy", OLD)
+    scratch.take(tmp_path / "image")
+    scratch.take(tmp_path / "changes", 2)
+    assert scratch.found() == ("an older copy", "an older copy")
+
+
+def test_what_a_failed_move_has_put_here_is_the_capsules_own(tmp_path: Path) -> None:
+    failed = Scratch(tmp_path, back=False, name="m4")
+    failed.write(tmp_path / "image", "then", NEW)
+    failed.take(tmp_path / "image")
+    own = failed.place.of_the_capsule
+    assert {"runs", "runs/log", "other"} <= own[str(failed.carried)].keys()
+    later = SandboxPlace(failed.images, failed.place._resident, failed.place._placement, own)
+    failed.place = later
+    failed.write(tmp_path / "changes", "an older copy", OLD)
+    failed.take(tmp_path / "changes")
+    assert failed.found() == ("an older copy", "an older copy")
+
+
 def test_a_file_that_only_begins_like_a_carried_path_is_another_one(tmp_path: Path) -> None:
     scratch = Scratch(tmp_path)
     scratch.write(tmp_path / "image", "then", OLD)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from liveshift.criu_glue.files import trees
+from liveshift.criu_glue.files.sparing import Sparing
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.survey.survey import Changing, mapped_writable
 from liveshift.runtime.agent.departure import outgoing_files
@@ -43,6 +44,7 @@ class Carried:
         for top in (self.here, self.there):
             top.mkdir()
         self._job = job
+        self._sparing = Sparing()
         plan = SimpleNamespace(tmp=tmp_path / "tmp", log=tmp_path / "log")
         sandbox: Any = SimpleNamespace(plan=plan, init=os.getpid(), root=tmp_path)
         placement: Any = SimpleNamespace(carried=[str(self.here)])
@@ -69,7 +71,7 @@ class Carried:
     def _passed(self, run: Any) -> Any:
         sent: list[bytes] = []
         result = run(lambda stream, data: sent.append(data) if "carried" in stream else None)
-        unpacker = Unpacker(self.there, sparing=True)
+        unpacker = Unpacker(self.there, self._sparing)
         unpacker.write(b"".join(sent))
         unpacker.finish()
         return result
@@ -129,6 +131,17 @@ def test_what_is_written_twice_in_one_tick_of_the_kernel_is_sent(
     carried.second()
     assert (carried.there / "file").read_bytes() == b"second"
     assert not (carried.there / "old").exists(), "what is older is not sent again"
+
+
+def test_a_file_system_with_whole_seconds_does_not_tell_either() -> None:
+    """ext4 with inodes of 128 bytes: what is written within the same second has the same time."""
+    second, began = 1_000_000_000, 1_700_000_000_900_000_000
+    same = outgoing_files._may_be_the_same
+    assert same(began - began % second, began)
+    assert same(began - began % second - second, began)
+    assert not same(began - began % second - 2 * second, began)
+    assert same(began - outgoing_files.TICK_NS // 2, began)
+    assert not same(began - 2 * outgoing_files.TICK_NS, began)
 
 
 def test_a_file_that_was_mapped_and_is_deleted_before_the_freeze_is_removed(

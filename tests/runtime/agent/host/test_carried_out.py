@@ -50,6 +50,25 @@ def test_what_was_taken_along_and_deleted_elsewhere_does_not_reappear(tmp_path: 
     assert not (carried / "deleted elsewhere").exists()
 
 
+def test_what_a_failed_move_has_brought_is_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = CapsuleFactory(parse(f'{SMALL}[paths]\nstate = "{tmp_path}"\n').cluster, "h0")
+    assert carried_out.left_here(factory, "gpt/1") == {}
+    carried_out.add(factory, "gpt/1", {"/data": {}})
+    assert not (tmp_path / "carried-out").exists()
+    carried_out.remember(factory, "gpt/1", {"/data": {"a": (1, 2, 3, 4), "b": (1, 2, 3, 4)}})
+    carried_out.add(factory, "gpt/1", {"/data": {"b": (5, 6, 7, 8)}, "/more": {"c": (1, 2, 3, 4)}})
+    assert carried_out.left_here(factory, "gpt/1") == {
+        "/data": {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]},
+        "/more": {"c": [1, 2, 3, 4]},
+    }
+    assert carried_out.left_here(factory, "gpt/0") == {}
+    (tmp_path / "carried-out" / "gpt.1.new").mkdir()
+    carried_out.add(factory, "gpt/1", {"/data": {"d": (1, 2, 3, 4)}})
+    assert "that files of gpt/1 are here cannot be noted" in caplog.text
+
+
 def test_an_empty_list_of_what_left_removes_nothing_and_is_used_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
