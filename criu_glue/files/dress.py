@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives a file the owner, mode and time of its entry in a stream."""
+"""Gives a file the owner, mode, attributes and time of its entry in a stream."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tarfile
+
+from . import attributes
 
 
 def dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool = False) -> None:
-    """Set owner, mode and time, in that order, because a change of owner clears set-user-id.
+    """Set owner, mode, attributes and time, in that order: a change of owner clears set-user-id,
+    and a change of the mode is one of an access control list.
 
     ``at``: a path to the file, if the descriptor is of O_PATH. ``lenient`` leaves unchanged what
     the kernel does not let the thread's user set.
@@ -20,6 +22,7 @@ def dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool
     with contextlib.suppress(*allowed):
         os.chown(at or fd, member.uid, member.gid)
     with contextlib.suppress(*allowed):
-        os.chmod(at or fd, stat.S_IMODE(member.mode))
+        os.chmod(at or fd, attributes.mode_without(member))
+    attributes.put(at or fd, member)
     with contextlib.suppress(*allowed):
         os.utime(at or fd, ns=(at_ns, at_ns))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from . import below
+from . import attributes, below
 from .below import GONE
 
 _TYPES = {
@@ -30,6 +30,8 @@ _TYPES = {
     stat.S_IFBLK: tarfile.BLKTYPE,
 }
 """Sockets are missing: CRIU makes them again when it restores them."""
+
+_WITH_ATTRIBUTES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 
 _REPLACED = {
     errno.ELOOP: "a link now",
@@ -81,6 +83,9 @@ class Entries:
             info.devmajor, info.devminor = os.major(seen.st_rdev), os.minor(seen.st_rdev)
         info.type, info.mode, info.mtime = kind, seen.st_mode, seen.st_mtime
         info.uid, info.gid = seen.st_uid, seen.st_gid
+        if kind in _WITH_ATTRIBUTES:
+            file = content.fileno() if content is not None else f"/proc/self/fd/{parent}/{last}"
+            attributes.add(info, attributes.read(file))
         return info, content
 
 

@@ -92,7 +92,7 @@ def pack(
         always = frozenset(forced)
         for info, content in Entries(tree.source).of(names):
             if info.name in always:
-                info.pax_headers = {FORCED: "1"}
+                info.pax_headers = {**info.pax_headers, FORCED: "1"}
             with content or contextlib.nullcontext():
                 tar.addfile(info, cast(BinaryIO, _content(info, content)) if content else None)
     writer.finish()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries the extended attributes of a file in its entry: access control lists, and ``user.*``.
+
+A file with an access control list shows the list's mask in the group bits of its mode. Without the
+list its group would get what the mask allows. File capabilities do not go along: they are rights of
+root, and a stream comes for a capsule of any user.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import os
+import stat
+import struct
+import tarfile
+from collections.abc import Iterator
+
+import msgspec
+
+HEADER = "LIVESHIFT.attributes"
+"""The header of an entry that has such attributes: name → value, in msgpack and base64."""
+
+MOST = 8 << 10
+"""The attributes of a file have at most this many bytes together, or ``user.*`` is left out: the
+header of an entry is small (unpacking.HEADER_LIMIT)."""
+
+LISTS = ("system.posix_acl_access", "system.posix_acl_default")
+"""Their values name users and groups by number, as owner and group of an entry do."""
+
+_ENTRY = struct.Struct("<HHI")  # linux/posix_acl_xattr.h: tag, rights, user or group
+_GROUP, _MASK = 0x04, 0x10  # linux/posix_acl.h
+
+
+def read(file: int | str) -> dict[str, bytes]:
+    """The attributes that go along; ``file`` is a descriptor, or a path whose last part is no link.
+    {} where the file system has none."""
+    found: dict[str, bytes] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(file, follow_symlinks=isinstance(file, int)):
+            if name in LISTS or name.startswith("user."):
+                with contextlib.suppress(OSError):  # it is gone by now
+                    found[name] = os.getxattr(file, name, follow_symlinks=isinstance(file, int))
+    if sum(len(name) + len(value) for name, value in found.items()) > MOST:
+        found = {name: found[name] for name in LISTS if name in found}
+    return found
+
+
+def add(info: tarfile.TarInfo, found: dict[str, bytes]) -> None:
+    """Put them into an entry."""
+    if found:
+        raw = base64.b64encode(msgspec.msgpack.encode(found)).decode()
+        info.pax_headers = {**info.pax_headers, HEADER: raw}
+
+
+def mode_without(info: tarfile.TarInfo) -> int:
+    """The mode of an entry's file as long as it has no access control list: its group gets what the
+    list gives it, and not what the mask allows. Raises ValueError as :func:`put`."""
+    mode = stat.S_IMODE(info.mode)
+    rights = _rights_of_group(_of(info).get(LISTS[0], b""))
+    return mode if rights is None else mode & ~stat.S_IRWXG | rights << 3
+
+
+def put(file: int | str, info: tarfile.TarInfo) -> None:
+    """Give a file the attributes of its entry. What its file system, or the thread's user, cannot
+    set is left out. Raises ValueError if the header is damaged."""
+    for name, value in _of(info).items():
+        if name not in LISTS and not name.startswith("user."):
+            raise ValueError(f"{info.name} has an attribute that does not go along: {name[:100]!a}")
+        try:
+            os.setxattr(file, name, value)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
+                raise
+
+
+def _of(info: tarfile.TarInfo) -> dict[str, bytes]:
+    if (raw := info.pax_headers.get(HEADER)) is None:
+        return {}
+    try:
+        decoded = base64.b64decode(raw, validate=True)
+        return msgspec.msgpack.decode(decoded, type=dict[str, bytes])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{info.name} has damaged attributes: {error}") from error
+
+
+def _rights_of_group(value: bytes) -> int | None:
+    """What the owning group may do by a list, as the three bits of a mode; None for no list."""
+    rights = dict(_entries(value))
+    if _GROUP not in rights:
+        return None
+    return rights[_GROUP] & rights.get(_MASK, 7) & 7
+
+
+def _entries(value: bytes) -> Iterator[tuple[int, int]]:
+    for at in range(4, len(value) - _ENTRY.size + 1, _ENTRY.size):
+        tag, rights, _ = _ENTRY.unpack_from(value, at)
+        yield tag, rights
