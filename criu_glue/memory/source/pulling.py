@@ -44,11 +44,15 @@ class Pulling:
         self._pool.shutdown()
 
     def scan(self, scans: Sequence[Callable[[], None]]) -> None:
-        """Run these functions, several at a time. Raises what one of them has raised."""
+        """Run these functions, several at a time. When all have ended, raises what one of them has
+        raised: a scan that goes on would protect pages whose writes the next one looks for."""
         if len(scans) == 1:
             scans[0]()
-        for _ in self._pool.map(lambda scan: scan(), scans if len(scans) > 1 else ()):
-            pass
+            return
+        begun = [self._pool.submit(scan) for scan in scans]
+        for error in [each.exception() for each in begun]:
+            if error is not None:
+                raise error
 
     def pull(
         self, pulls: Sequence[Pull], sink: Sink, throttle: Throttle, stopped: Callable[[], bool]

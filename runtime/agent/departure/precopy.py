@@ -247,6 +247,10 @@ class PrecopyRounds:
             self._broken = error
         except Exception:  # the final dirty set has what these rounds would have sent
             log.exception("rounds that keep memory fresh have ended")
+            try:
+                self.lanes.finish()  # it must not be overtaken by what was on its way
+            except LiveshiftError as error:
+                self._broken = error
 
     def _decide_on_list(self, dirty: int) -> None:
         """A round has listed ``dirty`` bytes and not sent them yet. Raises PullStopped if sending

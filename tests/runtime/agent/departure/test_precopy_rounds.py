@@ -92,6 +92,18 @@ def test_they_rest_while_gates_are_closed_and_go_on_when_it_was_for_another(
         rounds.goes_on()
 
 
+def test_what_is_on_its_way_arrives_before_the_freeze_also_after_an_error(rounds: Counted) -> None:
+    """Else an older chunk could come after the final dirty set, on another lane."""
+    arrived: list[bool] = []
+    lanes: Any = rounds.lanes
+    lanes.finish = lambda: arrived.append(True)
+    rounds.fails = OSError("too many open files")
+    rounds.iterate_until_freeze()
+    until(lambda: rounds.count == 1)
+    rounds.stop()
+    assert arrived == [True]
+
+
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 def test_they_do_not_go_on_for_one_that_is_frozen_or_given_up(rounds: Counted, how: str) -> None:
     rounds.iterate_until_freeze()
