@@ -76,6 +76,22 @@ def born_ns(path: str | Path) -> int:
     return _time_ns(raw, _BTIME_AT) if known & _BTIME else 0
 
 
+Identity = tuple[int, int]
+"""(inode, when the file was made as :func:`born_ns`). A file system gives the inode of a file that
+was removed to a new one."""
+
+
+def identity(fd: int) -> Identity:
+    """Of an open file; raises OSError as fstat(2)."""
+    path = f"/proc/self/fd/{fd}"
+    return os.stat(path).st_ino, born_ns(path)
+
+
+def is_same(found: Identity, known: Identity) -> bool:
+    """Whether two identities are those of one file, as far as its file system tells."""
+    return found[0] == known[0] and (found[1] == known[1] or 0 in (found[1], known[1]))
+
+
 def _time_ns(raw: ctypes.Array[ctypes.c_char], at: int) -> int:
     seconds, ns = _TIME.unpack_from(raw, at)
     return int(seconds) * 10**9 + int(ns)

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +23,9 @@ from ... import proc_text
 from ..capsule.mounts import Mounts, PathKind, Placement, mount_of, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
+from ..files import statx
 from ..files.rights import User
+from ..files.statx import Identity
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock
 from . import (
@@ -52,6 +55,8 @@ UNMOVABLE = {
 _PT_NOTE = 4  # elf(5)
 _SEGMENTS = 256  # at most so many are read: libraries have a dozen, a job's file may claim more
 _FAR = 1 << 62  # every file is smaller; a seek beyond it would fail
+OWN_NUMBERS = ("fuse", "cifs", "smb", "9p")
+"""Kinds of file systems that begin like this may give inodes other numbers on each host."""
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
 
 
@@ -67,6 +72,8 @@ class Changing:
     passing: tuple[tuple[str, str], ...] = ()
     """(what prevents the move, what to do) for file locks, for open databases that would be
     read-only on another host (databases.py), and for unread events (unread_events.py)."""
+    shared: Mapping[str, Identity] = field(default_factory=dict)
+    """Path of each file that is open on a shared path, if its inode has one number on all hosts."""
 
 
 @dataclass
@@ -82,6 +89,8 @@ class _Findings:
     """Paths of files open for writing that prevent the move."""
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
+    identities: dict[str, Identity] = field(default_factory=dict)
+    """Path of each of these whose inode is the same number on every host."""
     linked: set[str] = field(default_factory=set)
 
 
@@ -189,6 +198,7 @@ def changing(sandbox: Sandbox, placement: Placement) -> Changing:
         tuple(sorted(found.single)),
         tuple(sorted(found.mapped_writable)),
         tuple(found.passing),
+        found.identities,
     )
 
 
@@ -395,6 +405,9 @@ def _look_at_descriptors(
             found.directories.add(os.path.dirname(target))
             if stat.S_ISREG(opened.st_mode):
                 found.shared[target] = opened.st_dev, opened.st_ino
+                if not mount.kind.startswith(OWN_NUMBERS):
+                    born = statx.born_ns(f"/proc/{pid}/fd/{fd}")
+                    found.identities[target] = opened.st_ino, born
 
 
 def _is_at(sandbox: Sandbox, path: str, device: int, inode: int) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...criu_glue.files.statx import Identity
 from ...criu_glue.survey.found import Survey
 from .base import Answer, Message
 from .gpus import GpuSurvey
@@ -179,20 +180,22 @@ class HeldFacts(Answer, frozen=True):
     """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
-    with its size in bytes at that moment. A path is bytes: a message has no text that is not
-    UTF-8. ``gpu``: as in Hold."""
+    with its size in bytes at that moment. ``identities``: of those of which it is known. A path is
+    bytes: a message has no text that is not UTF-8. ``gpu``: as in Hold."""
 
     survey: Survey
     facts: HostFacts
     image_bytes: int
     written: dict[bytes, int] = msgspec.field(default_factory=dict)
     gpu: GpuSurvey | None = None
+    identities: dict[bytes, Identity] = msgspec.field(default_factory=dict)
 
 
 class CutBack(Message, frozen=True):
     """Cut files on shared paths back, with the rights of the job's user; answers CutBackDone.
-    ``sizes``: path → bytes. Sent once no copy of the job runs. Nothing is cut once ``deadline``
-    seconds are over: the job may write again then. Repeatable."""
+    ``sizes``: path → bytes. ``identities``: so that a file is found that was renamed since.
+    Sent once no copy of the job runs. Nothing is cut once ``deadline`` seconds are over: the job
+    may write again then. Repeatable."""
 
     job: str
     uid: int
@@ -200,11 +203,12 @@ class CutBack(Message, frozen=True):
     groups: list[int]
     sizes: dict[bytes, int]
     deadline: float
+    identities: dict[bytes, Identity] = msgspec.field(default_factory=dict)
 
 
 class CutBackDone(Answer, frozen=True):
-    """``cut``: files that had grown. ``left``: files that could not be cut, and shorter ones. Each
-    is a path with a remark, in words."""
+    """``cut``: files that had grown, or were renamed. ``left``: files that could not be cut, and
+    shorter ones. Each is a path with a remark, in words."""
 
     cut: list[str]
     left: list[str]

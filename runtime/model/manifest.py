@@ -16,11 +16,12 @@ from typing import Any
 
 import msgspec
 
+from ...criu_glue.files.statx import Identity
 from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, NotFound
 
 STREAM = "manifest"
-VERSION = 2
+VERSION = 3
 
 LIMIT = 16 << 20
 """A manifest has at most this many bytes, enough for the names of over 200,000 removed files."""
@@ -39,6 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the tags that opened its chunks (wire.Lanes.end). ``pipes``: inode → STDOUT_FD or STDERR_FD.
     ``removed``: tree → names that the first pass sent and that are gone now. ``image_bytes``: sent
     while the job was frozen. ``epoll``: the parts of epoll sets that CRIU could not dump.
+    ``shared``: files that were open on shared paths.
     """
 
     version: int
@@ -49,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipes: dict[int, int]
     removed: dict[str, list[bytes]]
     epoll: list[EpollEntry]
+    shared: dict[bytes, Identity] = msgspec.field(default_factory=dict)
 
     def gone(self) -> dict[str, list[str]]:
         """``removed``, with names as Python's os functions take them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ...criu_glue.files.statx import Identity
 from ...errors import LiveshiftError, Unreachable
 from ...units import some
 from .. import messages
@@ -36,7 +37,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     if any(capsule.granted for capsule in job.capsules.values()):
         return ""  # some of it runs again, and may have written
     try:
-        sizes = await _sizes(context, job, generation)
+        sizes, identities = await _files(context, job, generation)
     except Unreachable:
         raise
     except LiveshiftError as error:
@@ -48,7 +49,13 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     limit = context.cluster.timeouts.prepare
     # Half of it: a host that has got it late must have ended before the job goes on.
     order = messages.CutBack(
-        job.name, job.uid, run.gid, list(run.groups), sizes, deadline=limit / 2
+        job.name,
+        job.uid,
+        run.gid,
+        list(run.groups),
+        sizes,
+        deadline=limit / 2,
+        identities=identities,
     )
     try:
         answer = await context.request(host, order, limit)
@@ -63,27 +70,32 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     return "files on shared paths are " + "; ".join(texts) if texts else ""
 
 
-async def _sizes(context: RewindContext, job: Job, generation: Generation) -> dict[bytes, int]:
-    """By path: the least size that a file had when a capsule was dumped that was writing it."""
+async def _files(
+    context: RewindContext, job: Job, generation: Generation
+) -> tuple[dict[bytes, int], dict[bytes, Identity]]:
+    """By path: the least size that a file had when a capsule was dumped that was writing it, and
+    which file it was. One that was several is left out of these: it was renamed meanwhile."""
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
     found = await asyncio.gather(*looks, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
     if errors:  # what may pass first, and always the same one: the history has each reason once
         raise min(errors, key=lambda each: not isinstance(each, Unreachable))
     sizes: dict[bytes, int] = {}
-    for files in found:
-        assert not isinstance(files, BaseException)
-        for path, size in files.items():
+    identities: dict[bytes, set[Identity | None]] = {}
+    for facts in found:
+        assert not isinstance(facts, BaseException)
+        for path, size in facts.written.items():
             sizes[path] = min(size, sizes.get(path, size))
-    return sizes
+            identities.setdefault(path, set()).add(facts.identities.get(path))
+    known = {path: each.pop() for path, each in identities.items() if len(each) == 1}
+    return sizes, {path: which for path, which in known.items() if which is not None}
 
 
 async def _written(
     context: RewindContext, generation: Generation, capsule: Capsule
-) -> dict[bytes, int]:
-    """The files that a capsule was writing, with their sizes, as its image says. A holder is asked,
-    and the host on which it was if that has kept a copy (RewoundCapsule takes the image from
-    these).
+) -> messages.HeldFacts:
+    """What the image of a capsule says of the files that it was writing. A holder is asked, and the
+    host on which it was if that has kept a copy (RewoundCapsule takes the image from these).
 
     Raises Unreachable if one of them may yet say so, else why they cannot.
     """
@@ -100,7 +112,7 @@ async def _written(
             continue
         try:
             answer = await context.request(host, look, limit)
-            return expected(messages.HeldFacts, host, look, answer).written
+            return expected(messages.HeldFacts, host, look, answer)
         except Unreachable as error:
             away = str(error)
         except LiveshiftError as error:

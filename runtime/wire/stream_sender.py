@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import xxhash
 
+from ...criu_glue.files.statx import Identity
 from ...criu_glue.survey.epoll_sets import EpollEntry
 from ..model import manifest
 from ..model.manifest import Manifest
@@ -66,11 +67,12 @@ class StreamSender(abc.ABC):
         removed: Mapping[str, Iterable[str]],
         beside: Mapping[str, tuple[int, int]] | None = None,
         epoll: Sequence[EpollEntry] = (),
+        shared: Mapping[bytes, Identity] | None = None,
     ) -> Manifest:
         """End the streams that are still open, and send the manifest of all streams.
 
         ``beside``: the streams of other lanes (Lanes.end). ``epoll``: the parts of epoll sets that
-        CRIU could not dump.
+        CRIU could not dump. ``shared``: as in Manifest.
 
         Once :meth:`finish` has returned, the image is complete at the destination. The image may be
         complete even if this method or finish raises, because the answer may have been lost.
@@ -86,6 +88,7 @@ class StreamSender(abc.ABC):
             pipes=dict(pipes),
             removed=manifest.as_bytes(removed),
             epoll=list(epoll),
+            shared=dict(shared or {}),
         )
         self.send(manifest.STREAM, manifest.encode(found))
         self.send(manifest.STREAM, b"")

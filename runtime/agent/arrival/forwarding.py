@@ -49,6 +49,7 @@ def forward_image(
         manifest.gone(),
         lanes.end(),
         manifest.epoll,
+        manifest.shared,
     )
     sender.finish()
     return Frozen(manifest.image_bytes, [])

@@ -17,6 +17,7 @@ in the same tick, after the file was read, changes neither of them.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
 from ....criu_glue.files import trees
+from ....criu_glue.files.statx import Identity
 from ....criu_glue.files.trees import Stamp, Tree
 from ....criu_glue.survey.survey import Changing, changing, mapped_writable
 from ....errors import StepFailed
@@ -62,6 +64,8 @@ class OutgoingFiles:
         self._listed: dict[str, dict[str, Stamp]] = {}  # tree → its files at the first pass
         self._unsure: dict[str, set[str]] = {}  # tree → those of them that count as changed
         self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
+        self.shared: dict[bytes, Identity] = {}
+        """After :meth:`send_rest`: the open files on shared paths."""
         self._output = OutputSender(resident.sandbox)
 
     def send_ahead(self, send: Send) -> None:
@@ -103,6 +107,7 @@ class OutgoingFiles:
         if found.passing:
             text, remedy = found.passing[0]
             raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
+        self.shared = {os.fsencode(path): which for path, which in found.shared.items()}
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})

@@ -137,7 +137,7 @@ class WireDump:
         size, pipes = self.sent, self._resident.sandbox.pipes()
         lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
         name, removed = self._resident.spec.name, self._removed
-        self._wire.send_manifest(name, size, pipes, removed, lanes, epoll)
+        self._wire.send_manifest(name, size, pipes, removed, lanes, epoll, self._files.shared)
         self._wire.finish()
 
     def _left(self) -> float:

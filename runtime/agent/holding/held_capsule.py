@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from ....criu_glue.capsule.mounts import Placement
+from ....criu_glue.files.statx import Identity
 from ....criu_glue.images import written_files
 from ....criu_glue.memory.store.held_store import GENERATIONS, HeldStore
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
@@ -193,15 +194,24 @@ class HeldCapsule:
 
     # ---- what is kept --------------------------------------------------------------------------
 
-    def describe(self, number: int, placement: Placement) -> tuple[HeldNote, int, dict[bytes, int]]:
+    def describe(
+        self, number: int, placement: Placement
+    ) -> tuple[HeldNote, int, dict[bytes, int], dict[bytes, Identity]]:
         """The note of a generation that is kept, how many bytes :meth:`forward` sends, and the
-        files on shared paths that were open for writing, with their sizes. Raises NotFound if it is
-        not kept here, StepFailed if it cannot be read."""
+        files on shared paths that were open for writing, by path: their sizes, and the identities
+        that are known. Raises NotFound if it is not kept here, StepFailed if it cannot be
+        read."""
         with self._lock:
             generation = self._find_kept(number)
             try:
                 written = written_files.shared(generation.images, placement)
-                return generation.note, generation.size(self._open()), written
+                size = generation.size(self._open())
+                identities = {
+                    path: which
+                    for path, which in generation.manifest.shared.items()
+                    if path in written
+                }
+                return generation.note, size, written, identities
             except OSError as error:
                 raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
 

@@ -209,6 +209,7 @@ class HeldGeneration:
             found.gone(),
             end_memory(),
             found.epoll,
+            found.shared,
         )
         sender.finish()
         return Frozen(found.image_bytes, [])

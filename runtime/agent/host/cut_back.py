@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts files on shared paths back to the sizes that they had at a snapshot, before its job goes on
-from there. The job writes the rest again.
+from there. The job writes the rest again. A file that was renamed since is made again.
 
 The agent acts with the rights of the job's user, and follows no link. So it changes no file that
 this user could not change, even if the job has exchanged a path meanwhile.
@@ -16,15 +16,22 @@ import time
 from collections.abc import Mapping
 
 from .... import units
+from ....criu_glue.files import statx
 from ....criu_glue.files.rights import User, acting_as
+from ....criu_glue.files.statx import Identity
+from . import renamed_files
 
 
 def cut_back(
-    user: User, sizes: Mapping[bytes, int], until: float = math.inf
+    user: User,
+    sizes: Mapping[bytes, int],
+    until: float = math.inf,
+    identities: Mapping[bytes, Identity] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Return two lists of texts: the files that were cut, and the files that have changed but were
-    not cut. ``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds after which this
-    cuts nothing any more, because a file system was slow.
+    """Return two lists of texts: the files that were cut or made again, and the files that have
+    changed but were not. ``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds
+    after which this changes nothing any more, because a file system was slow. ``identities``: of
+    those of which it is known.
 
     Raises LiveshiftError if the user's rights cannot be had.
     """
@@ -35,7 +42,11 @@ def cut_back(
         for path, size in sorted(sizes.items()):
             name = path.decode(errors="backslashreplace")
             try:
-                _cut(path, name, size, until, cut, left)
+                known = (identities or {}).get(path)
+                if known is not None and not _is_still(path, known):
+                    _make_again(path, name, size, known, until, cut, left)
+                else:
+                    _cut(path, name, size, until, cut, left)
             except FileNotFoundError:
                 pass  # the restore says so
             except OSError as error:
@@ -43,6 +54,38 @@ def cut_back(
         return cut, left
 
     return acting_as(user, work)
+
+
+def _is_still(path: bytes, known: Identity) -> bool:
+    """Whether that file has its name still, or again. What is no regular file counts as such."""
+    try:
+        file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        regular = stat.S_ISREG(os.fstat(file).st_mode)
+        return not regular or statx.is_same(statx.identity(file), known)
+    finally:
+        os.close(file)
+
+
+def _make_again(
+    path: bytes,
+    name: str,
+    size: int,
+    known: Identity,
+    until: float,
+    cut: list[str],
+    left: list[str],
+) -> None:
+    try:
+        if words := renamed_files.make_again(path, size, known, until):
+            cut.append(f"{name} ({words})")
+    except renamed_files.NotMade as error:
+        left.append(f"{name} ({error})")
+    except FileNotFoundError:
+        os.stat(path, follow_symlinks=False)
+        left.append(f"{name} (it is another file now)")
 
 
 def _cut(path: bytes, name: str, size: int, until: float, cut: list[str], left: list[str]) -> None:

@@ -313,8 +313,11 @@ def test_files_are_cut_back_by_one_request_at_a_time(
     """The job writes again after an answer: no earlier request may cut then."""
     at_work, most = list[int](), list[int]()
 
-    def cut(_: object, sizes: dict[bytes, int], until: float) -> tuple[list[str], list[str]]:
+    def cut(
+        _: object, sizes: dict[bytes, int], until: float, identities: dict[bytes, tuple[int, int]]
+    ) -> tuple[list[str], list[str]]:
         assert 0 < until - time.monotonic() <= 60
+        assert identities == {b"/shared/log": (7, 5)}
         at_work.append(1)
         most.append(len(at_work))
         threading.Event().wait(0.1)
@@ -322,7 +325,9 @@ def test_files_are_cut_back_by_one_request_at_a_time(
         return [os.fsdecode(path) for path in sizes], []
 
     monkeypatch.setattr(holding_handlers, "cut_back", cut)
-    order = messages.CutBack("gpt", 1000, 1000, [], {b"/shared/log": 5}, deadline=60.0)
+    order = messages.CutBack(
+        "gpt", 1000, 1000, [], {b"/shared/log": 5}, 60.0, {b"/shared/log": (7, 5)}
+    )
 
     async def play() -> list[messages.CutBackDone]:
         return await asyncio.gather(*(scene.handlers.cut_back(order) for _ in range(3)))

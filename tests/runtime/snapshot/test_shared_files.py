@@ -30,6 +30,7 @@ class Scene(RewindScene):
             "gpt/0": {LOG: 1000, OWN: 5, ODD: 7},
             "gpt/1": {LOG: 900},
         }
+        self.identities: dict[str, dict[bytes, tuple[int, int]]] = {"gpt/0": {}, "gpt/1": {}}
         self.answer = messages.CutBackDone([], [])
         self.orders: list[tuple[str, messages.CutBack]] = []
 
@@ -42,7 +43,8 @@ class Scene(RewindScene):
             return self.answer
         answer = await super().request(host, message, timeout)
         if isinstance(message, messages.GetHeld):
-            return messages.HeldFacts(SURVEY, FACTS, 1000, self.written[message.capsule])
+            written, which = self.written[message.capsule], self.identities[message.capsule]
+            return messages.HeldFacts(SURVEY, FACTS, 1000, written, None, which)
         return answer
 
     def cut(self) -> str:
@@ -62,6 +64,19 @@ def test_the_least_size_of_all_capsules_counts(scene: Scene) -> None:
     assert 0 < order.deadline < scene.cluster.timeouts.prepare
     run = scene.job.request
     assert (order.job, order.uid, order.gid, order.groups) == ("gpt", scene.job.uid, run.gid, [])
+
+
+def test_a_host_hears_which_file_had_the_name(scene: Scene) -> None:
+    """If two capsules were dumped with different ones, it was renamed in between."""
+    log, own = (7, 70), (8, 80)
+    scene.identities = {"gpt/0": {LOG: log, OWN: own}, "gpt/1": {LOG: log}}
+    scene.cut()
+    scene.identities["gpt/1"] = {LOG: (9, 90)}
+    scene.cut()
+    scene.identities["gpt/1"] = {}
+    scene.cut()
+    told = [order.identities for _, order in scene.orders]
+    assert told == [{LOG: log, OWN: own}, {OWN: own}, {OWN: own}]
 
 
 def test_what_was_done_is_said(scene: Scene) -> None:

@@ -73,7 +73,7 @@ class Scene:
         return first
 
     def complete(self, *streams: str) -> None:
-        found = Manifest(2, "m1", "gpt/1", 14, {s: (5, 0) for s in streams}, {}, {}, [])
+        found = Manifest(3, "m1", "gpt/1", 14, {s: (5, 0) for s in streams}, {}, {}, [])
         manifest.save(self.first.images, found, {"/data": {"came"}}, {"tmp": {"put"}})
 
     def again(self) -> IncomingMigration | None:

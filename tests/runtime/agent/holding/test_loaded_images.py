@@ -268,8 +268,8 @@ def test_a_number_that_cannot_be_written_is_an_error(
 
 def test_the_files_that_a_job_was_writing_are_known_without_its_capsule(holder: Holder) -> None:
     holder.hold(17, FIRST)
-    found, size, written = holder.capsule.describe(17, Placement((), ()))
-    assert (found, written) == (note(17), {})
+    found, size, written, identities = holder.capsule.describe(17, Placement((), ()))
+    assert (found, written, identities) == (note(17), {}, {})
     assert size > 300 * PAGE
 
 
