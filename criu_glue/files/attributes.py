@@ -23,8 +23,8 @@ HEADER = "LIVESHIFT.attributes"
 """The header of an entry that has such attributes: name → value, in msgpack and base64."""
 
 MOST = 8 << 10
-"""The attributes of a file have at most this many bytes together, or ``user.*`` is left out: the
-header of an entry is small (unpacking.HEADER_LIMIT)."""
+"""So many bytes of attributes go along: the header of an entry is small
+(unpacking.HEADER_LIMIT)."""
 
 LISTS = ("system.posix_acl_access", "system.posix_acl_default")
 """Their values name users and groups by number, as owner and group of an entry do."""
@@ -42,14 +42,21 @@ def read(file: int | str) -> dict[str, bytes]:
             if name in LISTS or name.startswith("user."):
                 with contextlib.suppress(OSError):  # it is gone by now
                     found[name] = os.getxattr(file, name, follow_symlinks=isinstance(file, int))
-    if sum(len(name) + len(value) for name, value in found.items()) > MOST:
-        found = {name: found[name] for name in LISTS if name in found}
     return found
 
 
+def _size(found: dict[str, bytes]) -> int:
+    return sum(len(name) + len(value) for name, value in found.items())
+
+
 def add(info: tarfile.TarInfo, found: dict[str, bytes]) -> None:
-    """Put them into an entry."""
-    if found:
+    """Put them into an entry. If they are too large, the lists go along alone; or none does, and
+    the group has no more rights than its list gives it."""
+    if _size(found) > MOST:
+        found = {name: found[name] for name in LISTS if name in found}
+    if _size(found) > MOST:
+        info.mode = _reduced(info.mode, found.get(LISTS[0], b""))
+    elif found:
         raw = base64.b64encode(msgspec.msgpack.encode(found)).decode()
         info.pax_headers = {**info.pax_headers, HEADER: raw}
 
@@ -57,21 +64,27 @@ def add(info: tarfile.TarInfo, found: dict[str, bytes]) -> None:
 def mode_without(info: tarfile.TarInfo) -> int:
     """The mode of an entry's file as long as it has no access control list: its group gets what the
     list gives it, and not what the mask allows. Raises ValueError as :func:`put`."""
-    mode = stat.S_IMODE(info.mode)
-    rights = _rights_of_group(_of(info).get(LISTS[0], b""))
-    return mode if rights is None else mode & ~stat.S_IRWXG | rights << 3
+    return stat.S_IMODE(_reduced(info.mode, _of(info).get(LISTS[0], b"")))
+
+
+def clear(file: int | str, info: tarfile.TarInfo) -> None:
+    """Take the lists away that the entry has not: a new file inherits them from its directory."""
+    for name in LISTS:
+        if name not in _of(info):
+            with contextlib.suppress(OSError):  # mostly, it has none
+                os.removexattr(file, name)
 
 
 def put(file: int | str, info: tarfile.TarInfo) -> None:
-    """Give a file the attributes of its entry. What its file system, or the thread's user, cannot
-    set is left out. Raises ValueError if the header is damaged."""
+    """Give a file the attributes of its entry. What cannot be set here is left out. Raises OSError
+    (EIO), and ValueError if the header is damaged."""
     for name, value in _of(info).items():
         if name not in LISTS and not name.startswith("user."):
             raise ValueError(f"{info.name} has an attribute that does not go along: {name[:100]!a}")
         try:
             os.setxattr(file, name, value)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
+            if error.errno == errno.EIO:
                 raise
 
 
@@ -83,6 +96,11 @@ def _of(info: tarfile.TarInfo) -> dict[str, bytes]:
         return msgspec.msgpack.decode(decoded, type=dict[str, bytes])
     except msgspec.DecodeError as error:
         raise ValueError(f"{info.name} has damaged attributes: {error}") from error
+
+
+def _reduced(mode: int, value: bytes) -> int:
+    rights = _rights_of_group(value)
+    return mode if rights is None else mode & ~stat.S_IRWXG | rights << 3
 
 
 def _rights_of_group(value: bytes) -> int | None:

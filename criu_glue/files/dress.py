@@ -21,6 +21,7 @@ def dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool
     allowed = (PermissionError,) if lenient else ()
     with contextlib.suppress(*allowed):
         os.chown(at or fd, member.uid, member.gid)
+    attributes.clear(at or fd, member)
     with contextlib.suppress(*allowed):
         os.chmod(at or fd, attributes.mode_without(member))
     attributes.put(at or fd, member)

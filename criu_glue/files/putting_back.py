@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from ...errors import StepFailed
-from . import below, sparse
+from . import attributes, below, sparse
 from .below import GONE
 from .rights import User
 from .sparing import Sparing
@@ -83,16 +83,16 @@ class PuttingBack(Unpacker):
             )
         return True
 
-    def _open(self, parent: int, last: str) -> int:
+    def _open(self, name: str, parent: int, last: str) -> int:
         """In place, so that others who read the file see it go on."""
         try:
             fd = os.open(last, _THERE, dir_fd=parent)
         except OSError:  # it is gone, it is read-only by now, or it is a program that runs
-            return super()._open(parent, last)
+            return super()._open(name, parent, last)
         if os.fstat(fd).st_nlink == 1:
             return fd
         os.close(fd)  # the other name may be another file of the snapshot's
-        return super()._open(parent, last)
+        return super()._open(name, parent, last)
 
 
 def _cannot(name: str, why: str, remedy: str = "") -> StepFailed:
@@ -160,7 +160,9 @@ def _unchanged(member: tarfile.TarInfo, there: os.stat_result, *, forced: bool =
     through a mapping, which need not show in these."""
     size = int(member.pax_headers.get(sparse.HEADER, member.size))
     age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
-    seen = (there.st_size, stat.S_IMODE(there.st_mode))
-    same = member.isreg() and stat.S_ISREG(there.st_mode) and seen == (size, member.mode & 0o7777)
+    # Without a list, if the file system here has none.
+    modes = (member.mode & 0o7777, attributes.mode_without(member))
+    same = member.isreg() and stat.S_ISREG(there.st_mode) and there.st_size == size
+    same = same and stat.S_IMODE(there.st_mode) in modes
     mapped = forced and FORCED in member.pax_headers
     return same and abs(age_ns) < SAME_AGE_NS and not mapped

@@ -6,6 +6,8 @@ replaces one that is here. That rule does not hold for the capsule's own files: 
 image has put here, in pass one or as another entry, and those that the capsule left here when it
 moved away (or that a failed move put here). While such a file is unchanged, what the capsule brings
 replaces it, whatever the times say: a program may set them, and clocks of two hosts may differ.
+Whose a file was before the capsule left is not known, so one that also another program may have
+open is replaced only if the capsule has changed it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import os
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from ...errors import StepFailed
 from . import below, sparse
 from .below import GONE
 from .dress import dress
@@ -41,7 +45,8 @@ class Sparing:
         """Whether the file ``last`` in the directory ``parent`` stays, and the entry is left out.
 
         A file that the capsule left here stays too if it has the entry's size and time; it gets the
-        entry's owner and mode then. Another program may have it open.
+        entry's owner and mode then. Another program may have it open. Raises StepFailed if another
+        program's newer file is where a directory has to be.
         """
         try:
             there = os.lstat(last, dir_fd=parent)
@@ -51,22 +56,52 @@ class Sparing:
             return not self._made
         if is_same(there, self.placed.get(member.name)):
             return False
-        if not is_same(there, self._left.get(member.name)):
-            return _is_as_new(member, there)
+        if member.isdir() and stat.S_ISDIR(there.st_mode):
+            return True
+        if not self._was_left(member.name, there):
+            if _is_as_new(member, there):
+                _check_is_no_obstacle(member)
+                return True
+            return False
+        if stat.S_ISFIFO(there.st_mode):
+            return member.isfifo()
         if not (member.isreg() and _is_alike(member, there)):
             return False
         _dress_anew(member, there, parent, last)
         return True
 
+    def _was_left(self, name: str, there: os.stat_result) -> bool:
+        """Whether the capsule left that file here, and nothing of it has changed since."""
+        stamp = self._left.get(name)
+        return is_same(there, stamp) and stamp is not None and there.st_ctime_ns == stamp[2]
+
+    def remove_directory(self, name: str, parent: int, last: str) -> None:
+        """Remove a directory, where the image brings something else, and the capsule's own files in
+        it. Raises StepFailed if there are others."""
+        fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
+        try:
+            for inside in os.listdir(fd):
+                path, there = f"{name}/{inside}", os.lstat(inside, dir_fd=fd)
+                if stat.S_ISDIR(there.st_mode):
+                    self.remove_directory(path, fd, inside)
+                elif is_same(there, self.placed.get(path)) or self._was_left(path, there):
+                    os.unlink(inside, dir_fd=fd)
+                else:
+                    raise StepFailed(
+                        "files",
+                        f"{name} is a directory on this host, in which another program has"
+                        f" {inside!a}, and no directory at the source",
+                        hint="move it away",
+                    )
+        finally:
+            os.close(fd)
+        os.rmdir(last, dir_fd=parent)
+
     def note(self, member: tarfile.TarInfo, parent: int, last: str) -> None:
         """The entry has been put there."""
-        there = os.lstat(last, dir_fd=parent)
-        self.placed[member.name] = (
-            there.st_size,
-            there.st_mtime_ns,
-            there.st_ctime_ns,
-            there.st_ino,
-        )
+        with suppress(*GONE):  # another program has taken it away at once
+            s = os.lstat(last, dir_fd=parent)
+            self.placed[member.name] = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
 
 
 def is_same(there: os.stat_result, stamp: Sequence[int] | None) -> bool:
@@ -80,10 +115,18 @@ def is_same(there: os.stat_result, stamp: Sequence[int] | None) -> bool:
     return (there.st_size, there.st_mtime_ns, there.st_ino) == (size, mtime_ns, inode)
 
 
+def _check_is_no_obstacle(member: tarfile.TarInfo) -> None:
+    if member.isdir():
+        raise StepFailed(
+            "files",
+            f"{member.name} is a directory at the source; another program has a link, or a file, of"
+            " this name on this host",
+            hint="move it away, or make the directory the same on all hosts",
+        )
+
+
 def _is_as_new(member: tarfile.TarInfo, there: os.stat_result) -> bool:
     """True if the file here is as new as the entry, so another program may be using it."""
-    if member.isdir():
-        return stat.S_ISDIR(there.st_mode)
     age_ns = _age_ns(member, there)
     return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
 

@@ -13,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from .identity import Identity
+
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT, _AT_EMPTY_PATH = -100, 0x100, 0x800, 0x1000
 _BASIC, _BTIME, _MNT_ID = 0x7FF, 0x800, 0x1000
 _BUFFER = 256  # bytes; linux/stat.h, struct statx
@@ -76,20 +78,11 @@ def born_ns(path: str | Path) -> int:
     return _time_ns(raw, _BTIME_AT) if known & _BTIME else 0
 
 
-Identity = tuple[int, int]
-"""(inode, when the file was made as :func:`born_ns`). A file system gives the inode of a file that
-was removed to a new one."""
-
-
 def identity(fd: int) -> Identity:
     """Of an open file; raises OSError as fstat(2)."""
     path = f"/proc/self/fd/{fd}"
-    return os.stat(path).st_ino, born_ns(path)
-
-
-def is_same(found: Identity, known: Identity) -> bool:
-    """Whether two identities are those of one file, as far as its file system tells."""
-    return found[0] == known[0] and (found[1] == known[1] or 0 in (found[1], known[1]))
+    found = os.stat(path)
+    return Identity(found.st_ino, born_ns(path), found.st_mode & 0o7777)
 
 
 def _time_ns(raw: ctypes.Array[ctypes.c_char], at: int) -> int:

@@ -217,13 +217,13 @@ class Unpacker:
         elif member.islnk():
             return self._link(member, top, parent, last)
         elif member.issym():
-            self._clear(parent, last)
+            self._clear(member.name, parent, last)
             at_ns = int(member.mtime * 1e9)
             os.symlink(member.linkname, last, dir_fd=parent)
             os.chown(last, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             os.utime(last, ns=(at_ns, at_ns), dir_fd=parent, follow_symlinks=False)
         else:
-            self._clear(parent, last)
+            self._clear(member.name, parent, last)
             _make_pipe(member, parent, last)
         return True
 
@@ -231,7 +231,7 @@ class Unpacker:
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, last: str
     ) -> None:
         nameless = None if self._sparing is None else _nameless(parent)
-        fd = self._open(parent, last) if nameless is None else nameless
+        fd = self._open(member.name, parent, last) if nameless is None else nameless
         try:
             content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
             if sparse.HEADER in member.pax_headers:
@@ -242,7 +242,7 @@ class Unpacker:
                 os.ftruncate(fd, member.size)
             dress(fd, member, lenient=self._as_user)
             if nameless is not None:
-                self._clear(parent, last)
+                self._clear(member.name, parent, last)
                 os.link(f"/proc/self/fd/{fd}", last, dst_dir_fd=parent, follow_symlinks=True)
         except BaseException:
             if self._sparing is not None and nameless is None:
@@ -252,11 +252,11 @@ class Unpacker:
         finally:
             os.close(fd)
 
-    def _open(self, parent: int, last: str) -> int:
+    def _open(self, name: str, parent: int, last: str) -> int:
         """Open the file that gets an entry's content; what it has now is written over."""
         fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._clear(parent, last)
+            self._clear(name, parent, last)
             return os.open(last, fresh, 0o600, dir_fd=parent)
         except PermissionError as error:
             if not self._as_user:
@@ -286,19 +286,21 @@ class Unpacker:
             return False  # the target vanished while it was read; pass two sends this entry again
         try:
             with below.parent_of(top, target) as (source, name):
-                self._clear(parent, last)
+                self._clear(member.name, parent, last)
                 os.link(name, last, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except GONE:
             return False
         self._files.add(member.name)
         return True
 
-    def _clear(self, parent: int, last: str) -> None:
+    def _clear(self, name: str, parent: int, last: str) -> None:
         mode = _mode(parent, last)
         if mode is None:
             return
         if not stat.S_ISDIR(mode):
             os.unlink(last, dir_fd=parent)
+        elif self._sparing is not None:
+            self._sparing.remove_directory(name, parent, last)
         elif not self._single:  # else it may be a directory of the host, which we do not remove
             below.remove_all(parent, last)
 

@@ -41,7 +41,7 @@ def walk(top: Path) -> Iterator[tuple[str, Stat]]:
         folders = [""]
         while folders:
             folder = folders.pop()
-            for last, s in _inside(directory, folder):
+            for last, s in _inside(top, directory, folder):
                 if s.mount != own.mount:
                     continue
                 name = folder + last
@@ -77,14 +77,14 @@ def _opened(top: Path) -> Iterator[int | None]:
             yield directory
 
 
-def _inside(directory: int, folder: str) -> Iterator[tuple[str, Stat]]:
+def _inside(top: Path, directory: int, folder: str) -> Iterator[tuple[str, Stat]]:
     """What one folder below a directory contains."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     try:
         fd = below.open_below(directory, folder[:-1] or ".", flags, one_mount=True)
     except OSError as error:
         if error.errno == errno.EACCES:
-            raise _unreadable(folder) from error
+            raise _unreadable(top / folder) from error
         if error.errno not in _LEFT_OUT:
             raise
         return
@@ -102,10 +102,10 @@ def _inside(directory: int, folder: str) -> Iterator[tuple[str, Stat]]:
         os.close(fd)
 
 
-def _unreadable(folder: str) -> StepFailed:
+def _unreadable(folder: Path) -> StepFailed:
     return StepFailed(
         "files",
-        f"even root may not read the directory {folder[:-1]!a}, so its files cannot be moved",
+        f"even root may not read the directory {str(folder)!a}, so its files cannot be moved",
         hint="if it lies on a network file system, list that under files.shared",
     )
 

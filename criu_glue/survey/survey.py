@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -24,8 +24,8 @@ from ..capsule.mounts import Mounts, PathKind, Placement, mount_of, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..files import statx
+from ..files.identity import Identity
 from ..files.rights import User
-from ..files.statx import Identity
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock
 from . import (
@@ -233,8 +233,9 @@ def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findi
                 if space not in mounts:
                     mounts[space] = mount_table(task.pid)
                 if maps:
+                    before = {*found.mapped_writable}
                     _look_at_maps(task.pid, found)
-                    _look_at_mapped(placement, mounts[space], found)
+                    _look_at_mapped(placement, mounts[space], found, before)
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
                 seen += 1
     except FileNotFoundError as gone:
@@ -324,10 +325,12 @@ def _look_at_maps(pid: int, found: _Findings) -> None:
             found.mapped_writable.add(path)
 
 
-def _look_at_mapped(placement: Placement, mounts: Mounts, found: _Findings) -> None:
+def _look_at_mapped(
+    placement: Placement, mounts: Mounts, found: _Findings, but: Set[str] = frozenset()
+) -> None:
     """A file that a task writes through a mapping, mostly with no descriptor left, counts as open
     for writing."""
-    for path in found.mapped_writable:
+    for path in found.mapped_writable - but:
         place = placement.of_path(path, mounts)
         if place is PathKind.LOCAL:
             found.single.add(path)
@@ -406,8 +409,10 @@ def _look_at_descriptors(
             if stat.S_ISREG(opened.st_mode):
                 found.shared[target] = opened.st_dev, opened.st_ino
                 if not mount.kind.startswith(OWN_NUMBERS):
-                    born = statx.born_ns(f"/proc/{pid}/fd/{fd}")
-                    found.identities[target] = opened.st_ino, born
+                    with contextlib.suppress(OSError):  # the task has closed it meanwhile
+                        born = statx.born_ns(f"/proc/{pid}/fd/{fd}")
+                        mode = stat.S_IMODE(opened.st_mode)
+                        found.identities[target] = Identity(opened.st_ino, born, mode)
 
 
 def _is_at(sandbox: Sandbox, path: str, device: int, inode: int) -> bool:

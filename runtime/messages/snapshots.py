@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...criu_glue.files.statx import Identity
+from ...criu_glue.files.identity import Identity
 from ...criu_glue.survey.found import Survey
 from .base import Answer, Message
 from .gpus import GpuSurvey

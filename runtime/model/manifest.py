@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...criu_glue.files.statx import Identity
+from ...criu_glue.files.identity import Identity
 from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, NotFound
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ...criu_glue.files.statx import Identity
+from ...criu_glue.files.identity import Identity
 from ...errors import LiveshiftError, Unreachable
 from ...units import some
 from .. import messages

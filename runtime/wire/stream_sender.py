@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import xxhash
 
-from ...criu_glue.files.statx import Identity
+from ...criu_glue.files.identity import Identity
 from ...criu_glue.survey.epoll_sets import EpollEntry
 from ..model import manifest
 from ..model.manifest import Manifest

@@ -57,15 +57,16 @@ class ImagePlace(Protocol):
 class SandboxPlace:
     """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
     ``placement``: of this host's cluster file; its carried paths are the only ones for which a
-    source may send a directory. ``left``: by carried path, the files that the capsule has left
-    here. ``back``: the capsule goes back to a snapshot, and these directories have its files."""
+    source may send a directory. ``left`` reads, by carried path, the files that the capsule has
+    left here. That may take seconds. ``back``: the capsule goes back to a snapshot, and these
+    directories have its files."""
 
     def __init__(
         self,
         images: Path,
         resident: RunningCapsule,
         placement: Placement,
-        left: Mapping[str, Stamps] | None = None,
+        left: Callable[[], Mapping[str, Stamps]] = dict,
         *,
         back: bool = False,
     ) -> None:
@@ -73,7 +74,7 @@ class SandboxPlace:
         self.capsule = resident.spec.name
         self.images = images
         self._placement = placement
-        self._left = left or {}
+        self._read_left = left
         self._back = back
         self._sparing: dict[str, Sparing] = {}  # by carried path, for both passes
         self.came: Names = {}
@@ -99,17 +100,21 @@ class SandboxPlace:
         if kind == "carried" and path in self._placement.carried:
             if path not in self._sparing:
                 made = not Path(path).exists()
-                self._sparing[path] = Sparing(self._left.get(path), made=made)
+                self._sparing[path] = Sparing(self.left.get(path), made=made)
             Path(path).mkdir(parents=True, exist_ok=True)
             return Path(path)
         raise not_carried(tree)
+
+    @cached_property
+    def left(self) -> Mapping[str, Stamps]:
+        return self._read_left()
 
     @property
     def of_the_capsule(self) -> dict[str, dict[str, Sequence[int]]]:
         """The files on carried paths that it had left here, or that were put here for it: path →
         (name → stamp)."""
         return {
-            path: {**self._left.get(path, {}), **sparing.placed}
+            path: {**self.left.get(path, {}), **sparing.placed}
             for path, sparing in self._sparing.items()
         }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 
 from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.tool import Criu
@@ -71,7 +72,7 @@ class IncomingMigration:
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
         ran = ran_here.last_epoch(factory, resident.spec.name)
         self._back = 0 < reserve.dumped_under <= ran  # to files that are here
-        left = carried_out.left_here(factory, resident.spec.name)
+        left = partial(carried_out.left_here, factory, resident.spec.name)
         self._place = SandboxPlace(self.images, resident, factory.placement, left, back=self._back)
         self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
@@ -225,7 +226,7 @@ class IncomingMigration:
             if self._back:  # most of the files did not come, and none of them may go
                 carried_out.drop_note(self._factory, name)
             else:
-                carried_out.reconcile(self._factory, name, self._place.came)
+                carried_out.reconcile(self._factory, name, self._place.left, self._place.came)
             self._reconciled = True
         sandbox = self.resident.sandbox
         user = User(sandbox.plan.uid, sandbox.plan.gid, sandbox.plan.groups)

@@ -25,7 +25,7 @@ from pathlib import Path
 from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
 from ....criu_glue.files import trees
-from ....criu_glue.files.statx import Identity
+from ....criu_glue.files.identity import Identity
 from ....criu_glue.files.trees import Stamp, Tree
 from ....criu_glue.survey.survey import Changing, changing, mapped_writable
 from ....errors import StepFailed

@@ -25,7 +25,7 @@ import msgspec
 from .... import units
 from ....criu_glue.memory.source.pulling import PullStopped
 from ....criu_glue.memory.source.tracker import MemoryTracker
-from ....errors import LiveshiftError
+from ....errors import LiveshiftError, StepFailed
 from ...config.choices import Way
 from ...config.cluster import PrecopySettings as Settings
 from ...cost import model as cost
@@ -249,8 +249,8 @@ class PrecopyRounds:
             log.exception("rounds that keep memory fresh have ended")
             try:
                 self.lanes.finish()  # it must not be overtaken by what was on its way
-            except LiveshiftError as error:
-                self._broken = error
+            except Exception as error:
+                self._broken = StepFailed("precopy", f"the lanes of memory failed: {error}")
 
     def _decide_on_list(self, dirty: int) -> None:
         """A round has listed ``dirty`` bytes and not sent them yet. Raises PullStopped if sending

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from ....criu_glue.capsule.mounts import Placement
-from ....criu_glue.files.statx import Identity
+from ....criu_glue.files.identity import Identity
 from ....criu_glue.images import written_files
 from ....criu_glue.memory.store.held_store import GENERATIONS, HeldStore
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed

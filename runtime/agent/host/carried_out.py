@@ -9,13 +9,16 @@ reappear, and are removed here. The same holds for files that a move which faile
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from ....criu_glue.files import trees
 from ....criu_glue.files.sparing import Stamps
+from ....criu_glue.files.trees import Stamp
 from .running_capsule import CapsuleFactory
 
 log = logging.getLogger("liveshift.capsules")
@@ -26,7 +29,11 @@ def remember(factory: CapsuleFactory, capsule: str, taken: Mapping[str, Stamps])
     note = _note(factory, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     part = note.with_name(f"{note.name}.new")
-    part.write_text(json.dumps(taken))
+    raw = {
+        os.fsencode(path): {os.fsencode(name): stamp for name, stamp in stamps.items()}
+        for path, stamps in taken.items()
+    }
+    part.write_bytes(msgspec.msgpack.encode(raw))
     part.rename(note)
 
 
@@ -35,31 +42,39 @@ def add(factory: CapsuleFactory, capsule: str, files: Mapping[str, Stamps]) -> N
     next move only finds more files that count as another job's."""
     if not any(files.values()):
         return
-    known = left_here(factory, capsule)
-    for path, stamps in files.items():
-        known.setdefault(path, {}).update(stamps)
+    left = left_here(factory, capsule)
+    known = {path: {**left.get(path, {}), **files.get(path, {})} for path in left.keys() | files}
     try:
         remember(factory, capsule, known)
     except OSError as error:
         log.warning("that files of %s are here cannot be noted: %s", capsule, error)
 
 
-def left_here(factory: CapsuleFactory, capsule: str) -> dict[str, dict[str, Sequence[int]]]:
-    """The files that the capsule has left on this host's carried paths."""
+def left_here(factory: CapsuleFactory, capsule: str) -> dict[str, dict[str, Stamp]]:
+    """The files that the capsule has left on this host's carried paths: path → (name → stamp)."""
     note = _note(factory, capsule)
     try:
-        left: dict[str, dict[str, Sequence[int]]] = json.loads(note.read_text())
+        raw = msgspec.msgpack.decode(note.read_bytes(), type=dict[bytes, dict[bytes, Stamp]])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:  # empty, if this host lost its power soon after
+    except (OSError, msgspec.DecodeError) as error:  # empty, if this host lost its power soon after
         log.warning("files that %s took along before may be back: %s: %s", capsule, note, error)
         return {}
-    return left
+    return {
+        os.fsdecode(path): {os.fsdecode(name): stamp for name, stamp in stamps.items()}
+        for path, stamps in raw.items()
+    }
 
 
-def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
-    """Remove the files that left with the capsule and did not come back; delete the note."""
-    for path, stamps in left_here(factory, capsule).items():
+def reconcile(
+    factory: CapsuleFactory,
+    capsule: str,
+    left: Mapping[str, Stamps],
+    came: Mapping[str, set[str]],
+) -> None:
+    """Remove the files that left with the capsule and did not come back; delete the note. ``left``:
+    what :func:`left_here` has returned."""
+    for path, stamps in left.items():
         if path in came:
             stale = {name: s for name, s in stamps.items() if name not in came[path]}
             trees.remove(Path(path), trees.unchanged(Path(path), stale))

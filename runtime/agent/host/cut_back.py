@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 from .... import units
 from ....criu_glue.files import statx
+from ....criu_glue.files.identity import Identity
 from ....criu_glue.files.rights import User, acting_as
-from ....criu_glue.files.statx import Identity
 from . import renamed_files
 
 
@@ -44,9 +44,10 @@ def cut_back(
             try:
                 known = (identities or {}).get(path)
                 if known is not None and not _is_still(path, known):
-                    _make_again(path, name, size, known, until, cut, left)
-                else:
-                    _cut(path, name, size, until, cut, left)
+                    if _make_again(path, name, size, known, until, cut, left):
+                        continue
+                    known = None  # what has the name now is all that there is
+                _cut(path, name, size, known, until, cut, left)
             except FileNotFoundError:
                 pass  # the restore says so
             except OSError as error:
@@ -64,7 +65,7 @@ def _is_still(path: bytes, known: Identity) -> bool:
         return False
     try:
         regular = stat.S_ISREG(os.fstat(file).st_mode)
-        return not regular or statx.is_same(statx.identity(file), known)
+        return not regular or known.is_of(statx.identity(file))
     finally:
         os.close(file)
 
@@ -77,18 +78,27 @@ def _make_again(
     until: float,
     cut: list[str],
     left: list[str],
-) -> None:
+) -> bool:
+    """Return whether that file is in its directory still, under another name."""
     try:
         if words := renamed_files.make_again(path, size, known, until):
             cut.append(f"{name} ({words})")
     except renamed_files.NotMade as error:
         left.append(f"{name} ({error})")
     except FileNotFoundError:
-        os.stat(path, follow_symlinks=False)
-        left.append(f"{name} (it is another file now)")
+        return False
+    return True
 
 
-def _cut(path: bytes, name: str, size: int, until: float, cut: list[str], left: list[str]) -> None:
+def _cut(
+    path: bytes,
+    name: str,
+    size: int,
+    known: Identity | None,
+    until: float,
+    cut: list[str],
+    left: list[str],
+) -> None:
     # One that has not changed is not opened: the user may have no right to write it by now.
     if not _has_grown(os.stat(path, follow_symlinks=False), name, size, left):
         return
@@ -96,7 +106,9 @@ def _cut(path: bytes, name: str, size: int, until: float, cut: list[str], left: 
     file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
-        if _has_grown(found, name, size, left):
+        if known is not None and not known.is_of(statx.identity(file)):
+            left.append(f"{name} (another file has taken its name just now)")
+        elif _has_grown(found, name, size, left):
             if time.monotonic() > until:
                 left.append(f"{name} (its file system took too long)")
                 return

@@ -10,13 +10,14 @@ may have grown: what it was at the snapshot is its beginning.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import stat
 import time
 
 from ....criu_glue.files import statx
-from ....criu_glue.files.statx import Identity
+from ....criu_glue.files.identity import Identity
 from ....errors import LiveshiftError
 
 CHUNK = 8 << 20
@@ -38,15 +39,15 @@ def make_again(path: bytes, size: int, known: Identity, until: float) -> str:
     folder, last = os.path.split(path)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        now = _named(directory, known[0])
+        now = _named(directory, known.inode)
         old = os.open(now, _OLD, dir_fd=directory)
         try:
             found = os.fstat(old)
-            if not stat.S_ISREG(found.st_mode) or not statx.is_same(statx.identity(old), known):
+            if not stat.S_ISREG(found.st_mode) or not known.is_of(statx.identity(old)):
                 raise FileNotFoundError(path)
             if found.st_size < size:
                 raise NotMade(f"it is {_text(now)} now, and shorter than it was")
-            return _make(directory, last, old, size, until, now)
+            return _make(directory, last, old, size, known.mode, until, now)
         finally:
             os.close(old)
     finally:
@@ -61,12 +62,14 @@ def _named(directory: int, inode: int) -> bytes:
     raise FileNotFoundError(f"no file has the inode {inode}")
 
 
-def _make(directory: int, last: bytes, old: int, size: int, until: float, now: bytes) -> str:
+def _make(
+    directory: int, last: bytes, old: int, size: int, mode: int, until: float, now: bytes
+) -> str:
     there = _mode(directory, last)
     if there is not None:
         if not stat.S_ISREG(there):
             raise NotMade(f"it is {_text(now)} now, and no regular file has its name")
-        if _has_begun_so(directory, last, old, size):
+        if _has_begun_so(directory, last, old, size, until):
             return ""
     part = last + b".liveshift-part"
     with contextlib.suppress(FileNotFoundError):  # of an attempt that was interrupted
@@ -74,9 +77,9 @@ def _make(directory: int, last: bytes, old: int, size: int, until: float, now: b
     new = os.open(part, _NEW, 0o600, dir_fd=directory)
     try:
         _copy(old, new, size, until)
-        os.fchmod(new, os.fstat(old).st_mode & 0o777)
-        if time.monotonic() > until:
-            raise NotMade("its file system took too long")
+        _give_group(old, new)
+        os.fchmod(new, mode & 0o777)
+        _check_time(until)
         words = f"made again from {_text(now)}"
         if there is not None:
             aside = _free_name(directory, last)
@@ -99,29 +102,55 @@ def _mode(directory: int, last: bytes) -> int | None:
         return None
 
 
-def _has_begun_so(directory: int, last: bytes, old: int, size: int) -> bool:
+def _has_begun_so(directory: int, last: bytes, old: int, size: int, until: float) -> bool:
     """Whether the file of that name has this size and content: then an earlier request made it."""
     file = os.open(last, _OLD, dir_fd=directory)
     try:
-        return os.fstat(file).st_size == size and all(
-            os.pread(file, min(CHUNK, size - at), at) == os.pread(old, min(CHUNK, size - at), at)
-            for at in range(0, size, CHUNK)
-        )
+        if os.fstat(file).st_size != size:
+            return False
+        for at in range(0, size, CHUNK):
+            _check_time(until)
+            count = min(CHUNK, size - at)
+            if os.pread(file, count, at) != os.pread(old, count, at):
+                return False
+        return True
     finally:
         os.close(file)
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise NotMade("its file system took too long")
+
+
+def _give_group(old: int, new: int) -> None:
+    group = os.fstat(old).st_gid
+    if os.fstat(new).st_gid == group:
+        return
+    try:
+        os.fchown(new, -1, group)
+    except PermissionError as error:
+        raise NotMade(f"the job's user cannot give it its group {group} back") from error
 
 
 def _copy(old: int, new: int, size: int, until: float) -> None:
     at = 0
     while at < size:
-        if time.monotonic() > until:
-            raise NotMade("its file system took too long")
-        data = os.pread(old, min(CHUNK, size - at), at)
-        if not data:
+        _check_time(until)
+        done = _copy_some(old, new, at, min(CHUNK, size - at))
+        if not done:
             raise NotMade("it has become shorter meanwhile")
-        at += len(data)
-        while data:
-            data = data[os.write(new, data) :]
+        at += done
+
+
+def _copy_some(old: int, new: int, at: int, count: int) -> int:
+    """Let the file system copy, or its server, if it can; return how many bytes are copied."""
+    try:
+        return os.copy_file_range(old, new, count, at, at)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return os.pwrite(new, os.pread(old, count, at), at)
 
 
 def _free_name(directory: int, last: bytes) -> bytes:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
 import stat
@@ -11,6 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from liveshift.criu_glue.files import attributes, trees
@@ -79,13 +81,35 @@ def test_lists_go_along(tops: tuple[Path, Path], sparing: bool) -> None:
     assert os.listxattr(there / "plain") == []
 
 
-def test_where_there_are_no_lists_the_group_gets_no_more_than_it_had(
+def test_a_file_without_a_list_inherits_none(tops: tuple[Path, Path]) -> None:
+    here, there = tops
+    (here / "folder").mkdir()
+    (here / "folder" / "older").write_text("than the list")
+    (here / "folder" / "older").chmod(0o640)
+    os.setxattr(here / "folder", DEFAULT, LIST)
+    move(tops)
+    assert ACCESS not in os.listxattr(there / "folder" / "older")
+    assert (there / "folder" / "older").stat().st_mode & 0o7777 == 0o640
+
+
+def test_lists_that_are_too_large_for_a_header_give_the_group_no_more(
     tops: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attributes, "MOST", 20)
+    make(tops[0])
+    move(tops)
+    assert ACCESS not in os.listxattr(tops[1] / "secret")
+    assert stat.S_IMODE((tops[1] / "secret").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSPC, errno.EPERM])
+def test_where_there_are_no_lists_the_group_gets_no_more_than_it_had(
+    tops: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     make(tops[0])
 
     def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "setxattr", unsupported)
     move(tops)
@@ -116,7 +140,10 @@ def test_too_many_are_left_out_but_for_the_lists(monkeypatch: pytest.MonkeyPatch
     values = {"user.large": bytes(attributes.MOST), ACCESS: LIST, "security.capability": b"x"}
     monkeypatch.setattr(os, "listxattr", lambda *_, **__: list(values))
     monkeypatch.setattr(os, "getxattr", lambda _, name, **__: values[name])
-    assert attributes.read(0) == {ACCESS: LIST}
+    entry = tarfile.TarInfo("x")
+    attributes.add(entry, attributes.read(0))
+    raw = entry.pax_headers[attributes.HEADER]
+    assert msgspec.msgpack.decode(base64.b64decode(raw)) == {ACCESS: LIST}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,13 +167,10 @@ def test_what_another_program_has_changed_between_the_passes_stays(here: Path, t
 def test_a_capsule_that_returns_replaces_what_it_left(here: Path, there: Path) -> None:
     """Though the clock of the host that it left was ahead."""
     write(here / "state", "step 100", LATE)
-    (here / "folder").mkdir(mode=0o755)
     left = Visit(here, there).both()
     write(there / "state", "step 230", LATE - 30)
-    (there / "folder").chmod(0o700)
     Visit(there, here, left).both()
     assert (here / "state").read_text() == "step 230"
-    assert described(here) == described(there)
 
 
 def test_what_others_have_changed_since_stays_if_it_is_newer(here: Path, there: Path) -> None:
@@ -182,6 +180,88 @@ def test_what_others_have_changed_since_stays_if_it_is_newer(here: Path, there: 
     write(there / "state", "step 230", LATE - 30)
     Visit(there, here, left).both()
     assert (here / "state").read_text() == "another job's"
+
+
+def test_rights_that_others_have_taken_away_since_stay_so(here: Path, there: Path) -> None:
+    write(here / "secret", "of another job", EARLY)
+    (here / "folder").mkdir(mode=0o755)
+    left = Visit(here, there).both()
+    (here / "secret").chmod(0o600)
+    (here / "folder").chmod(0o700)
+    (there / "secret").chmod(0o644)
+    Visit(there, here, left).both()
+    assert (here / "secret").stat().st_mode & 0o7777 == 0o600
+    assert (here / "folder").stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_directory_with_files_of_others_is_not_removed(
+    here: Path, there: Path, kind: str
+) -> None:
+    (here / "folder" / "inside").mkdir(parents=True)
+    write(here / "folder" / "mine", "left here")
+    left = Visit(here, there).both()
+    write(here / "folder" / "inside" / "others", "another program's")
+    shutil.rmtree(there / "folder")
+    if kind == "link":
+        (there / "folder").symlink_to("elsewhere")
+    else:
+        write(there / "folder", "a file now", LATE + 9)
+    now = time.time() + 9
+    os.utime(there / "folder", (now, now), follow_symlinks=False)
+    with pytest.raises(StepFailed, match="folder/inside is a directory on this host, in which"):
+        Visit(there, here, left).both()
+    assert (here / "folder" / "inside" / "others").read_text() == "another program's"
+    (here / "folder" / "inside" / "others").unlink()
+    Visit(there, here, left).both()
+    assert described(here) == described(there)
+
+
+def test_a_directory_that_the_job_replaces_between_the_passes_is_replaced(
+    here: Path, there: Path
+) -> None:
+    (here / "folder" / "inside").mkdir(parents=True)
+    write(here / "folder" / "inside" / "file", "x")
+    visit = Visit(here, there)
+    visit.first()
+    shutil.rmtree(here / "folder")
+    (here / "folder").symlink_to("elsewhere")
+    os.utime(here / "folder", (EARLY, EARLY), follow_symlinks=False)
+    visit.second()
+    assert described(there) == described(here)
+
+
+def test_another_programs_newer_link_in_a_directorys_place_is_named(
+    here: Path, there: Path
+) -> None:
+    (here / "folder").mkdir()
+    os.utime(here / "folder", (EARLY, EARLY))
+    (there / "folder").symlink_to("elsewhere")
+    with pytest.raises(StepFailed, match="folder is a directory at the source; another program"):
+        Visit(here, there).both()
+    assert (there / "folder").is_symlink()
+
+
+def test_a_pipe_that_another_program_may_have_open_stays(here: Path, there: Path) -> None:
+    os.mkfifo(here / "pipe")
+    left = Visit(here, there).both()
+    before = (here / "pipe").stat().st_ino
+    Visit(there, here, left).both()
+    assert (here / "pipe").stat().st_ino == before
+
+
+def test_what_another_program_takes_away_at_once_is_no_failure(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(here / "new", "x")
+    link = os.link
+
+    def taken(source: str, name: str, *, dst_dir_fd: int, follow_symlinks: bool) -> None:
+        link(source, name, dst_dir_fd=dst_dir_fd, follow_symlinks=follow_symlinks)
+        (there / "new").unlink()
+
+    monkeypatch.setattr(os, "link", taken)
+    Visit(here, there).both()
 
 
 def test_what_did_not_change_elsewhere_is_the_same_file(here: Path, there: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_directory_that_even_root_may_not_read_is_named(
         return real(at, name, flags, one_mount)
 
     monkeypatch.setattr(below, "open_below", refusing)
-    with pytest.raises(StepFailed, match="even root may not read the directory 'd'"):
+    with pytest.raises(StepFailed, match=r"even root may not read the directory .*/d., so"):
         list(walking.walk(top))
 
 

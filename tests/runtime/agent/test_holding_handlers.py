@@ -27,6 +27,7 @@ from preflight_scene import HERE
 from waits import until_async
 from wire_ends import LIMIT, key_directory
 
+from liveshift.criu_glue.files.identity import Identity
 from liveshift.errors import LiveshiftError, NotFound, Refused, SourceRefused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.agent import holding_handlers
@@ -314,10 +315,10 @@ def test_files_are_cut_back_by_one_request_at_a_time(
     at_work, most = list[int](), list[int]()
 
     def cut(
-        _: object, sizes: dict[bytes, int], until: float, identities: dict[bytes, tuple[int, int]]
+        _: object, sizes: dict[bytes, int], until: float, identities: dict[bytes, Identity]
     ) -> tuple[list[str], list[str]]:
         assert 0 < until - time.monotonic() <= 60
-        assert identities == {b"/shared/log": (7, 5)}
+        assert identities == {b"/shared/log": Identity(7, 5, 0o644)}
         at_work.append(1)
         most.append(len(at_work))
         threading.Event().wait(0.1)
@@ -326,7 +327,7 @@ def test_files_are_cut_back_by_one_request_at_a_time(
 
     monkeypatch.setattr(holding_handlers, "cut_back", cut)
     order = messages.CutBack(
-        "gpt", 1000, 1000, [], {b"/shared/log": 5}, 60.0, {b"/shared/log": (7, 5)}
+        "gpt", 1000, 1000, [], {b"/shared/log": 5}, 60.0, {b"/shared/log": Identity(7, 5, 0o644)}
     )
 
     async def play() -> list[messages.CutBackDone]:

@@ -12,6 +12,7 @@ import pytest
 from rewind_scene import FACTS, SURVEY, RewindScene
 from waits import until_async
 
+from liveshift.criu_glue.files.identity import Identity
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Message
@@ -30,7 +31,7 @@ class Scene(RewindScene):
             "gpt/0": {LOG: 1000, OWN: 5, ODD: 7},
             "gpt/1": {LOG: 900},
         }
-        self.identities: dict[str, dict[bytes, tuple[int, int]]] = {"gpt/0": {}, "gpt/1": {}}
+        self.identities: dict[str, dict[bytes, Identity]] = {"gpt/0": {}, "gpt/1": {}}
         self.answer = messages.CutBackDone([], [])
         self.orders: list[tuple[str, messages.CutBack]] = []
 
@@ -68,10 +69,10 @@ def test_the_least_size_of_all_capsules_counts(scene: Scene) -> None:
 
 def test_a_host_hears_which_file_had_the_name(scene: Scene) -> None:
     """If two capsules were dumped with different ones, it was renamed in between."""
-    log, own = (7, 70), (8, 80)
+    log, own = Identity(7, 70, 0o644), Identity(8, 80, 0o644)
     scene.identities = {"gpt/0": {LOG: log, OWN: own}, "gpt/1": {LOG: log}}
     scene.cut()
-    scene.identities["gpt/1"] = {LOG: (9, 90)}
+    scene.identities["gpt/1"] = {LOG: Identity(9, 90, 0o644)}
     scene.cut()
     scene.identities["gpt/1"] = {}
     scene.cut()

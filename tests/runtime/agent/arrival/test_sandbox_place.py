@@ -125,7 +125,9 @@ def test_what_a_failed_move_has_put_here_is_the_capsules_own(tmp_path: Path) -> 
     failed.take(tmp_path / "image")
     own = failed.place.of_the_capsule
     assert {"runs", "runs/log", "other"} <= own[str(failed.carried)].keys()
-    later = SandboxPlace(failed.images, failed.place._resident, failed.place._placement, own)
+    later = SandboxPlace(
+        failed.images, failed.place._resident, failed.place._placement, lambda: own
+    )
     failed.place = later
     failed.write(tmp_path / "changes", "an older copy", OLD)
     failed.take(tmp_path / "changes")

@@ -16,6 +16,10 @@ from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config.cluster import parse
 
 
+def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
+    carried_out.reconcile(factory, capsule, carried_out.left_here(factory, capsule), came)
+
+
 def test_what_was_taken_along_and_deleted_elsewhere_does_not_reappear(tmp_path: Path) -> None:
     carried = tmp_path / "carried"
     text = f'{SMALL}[files]\ncarried = ["{carried}"]\n[paths]\nstate = "{tmp_path}/state"\n'
@@ -29,24 +33,24 @@ def test_what_was_taken_along_and_deleted_elsewhere_does_not_reappear(tmp_path: 
     taken = {str(carried): {name: every[name] for name in names}}
     (carried / "deleted elsewhere, used here").write_bytes(b"another job's lines")
     carried_out.remember(factory, "gpt/1", taken)
-    carried_out.reconcile(factory, "gpt/0", {})  # somebody else comes
+    reconcile(factory, "gpt/0", {})  # somebody else comes
     carried_out.remember(factory, "gpt/2", taken)
     carried_out.drop_note(factory, "gpt/2")  # it goes back to a snapshot
-    carried_out.reconcile(factory, "gpt/2", {str(carried): set()})  # the note is used up
+    reconcile(factory, "gpt/2", {str(carried): set()})  # the note is used up
     assert len(list(carried.rglob("*"))) == 6
-    carried_out.reconcile(factory, "gpt/1", {str(carried): {"kept", "new"}})
+    reconcile(factory, "gpt/1", {str(carried): {"kept", "new"}})
     left = {p.name for p in carried.rglob("*")}
     assert left == {"kept", "another job's", "deleted elsewhere, used here"}
     (carried / "deleted elsewhere").touch()
     taken = {str(carried): trees.listing(Tree("carried", carried))}
-    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})  # the note is used up
+    reconcile(factory, "gpt/1", {str(carried): set()})  # the note is used up
     assert (carried / "deleted elsewhere").exists()
     carried_out.remember(factory, "gpt/1", taken)
     carried_out.remember(factory, "gptx/1", taken)
     carried_out.forget_job(factory, "gpt")
-    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})
+    reconcile(factory, "gpt/1", {str(carried): set()})
     assert (carried / "deleted elsewhere").exists()
-    carried_out.reconcile(factory, "gptx/1", {str(carried): set()})
+    reconcile(factory, "gptx/1", {str(carried): set()})
     assert not (carried / "deleted elsewhere").exists()
 
 
@@ -57,11 +61,15 @@ def test_what_a_failed_move_has_brought_is_added(
     assert carried_out.left_here(factory, "gpt/1") == {}
     carried_out.add(factory, "gpt/1", {"/data": {}})
     assert not (tmp_path / "carried-out").exists()
-    carried_out.remember(factory, "gpt/1", {"/data": {"a": (1, 2, 3, 4), "b": (1, 2, 3, 4)}})
+    carried_out.remember(
+        factory,
+        "gpt/1",
+        {"/data": {"a": (1, 2, 3, 4), "b": (1, 2, 3, 4), "\udcff\n": (1, 2, 3, 4)}},
+    )
     carried_out.add(factory, "gpt/1", {"/data": {"b": (5, 6, 7, 8)}, "/more": {"c": (1, 2, 3, 4)}})
     assert carried_out.left_here(factory, "gpt/1") == {
-        "/data": {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]},
-        "/more": {"c": [1, 2, 3, 4]},
+        "/data": {"a": (1, 2, 3, 4), "b": (5, 6, 7, 8), "\udcff\n": (1, 2, 3, 4)},
+        "/more": {"c": (1, 2, 3, 4)},
     }
     assert carried_out.left_here(factory, "gpt/0") == {}
     (tmp_path / "carried-out" / "gpt.1.new").mkdir()
@@ -77,6 +85,6 @@ def test_an_empty_list_of_what_left_removes_nothing_and_is_used_up(
     note.parent.mkdir()
     note.touch()
     with caplog.at_level(logging.WARNING):
-        carried_out.reconcile(factory, "gpt/1", {"/data": set()})
+        reconcile(factory, "gpt/1", {"/data": set()})
     assert "files that gpt/1 took along before may be back" in caplog.text
     assert not note.exists()

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from liveshift.criu_glue.files import statx
+from liveshift.criu_glue.files.identity import Identity
 from liveshift.criu_glue.files.rights import User
-from liveshift.criu_glue.files.statx import Identity
 from liveshift.runtime.agent.host import renamed_files
 from liveshift.runtime.agent.host.cut_back import cut_back
 
 pytestmark = pytest.mark.root
 
-ALICE, BOB = 1001, 1002
-USER = User(ALICE, ALICE)
+ALICE, BOB, GROUP = 1001, 1002, 2000
+USER = User(ALICE, ALICE, (GROUP,))
 HUNDRED, NEXT = b"a checkpoint of step 100", b"200, not 100"
 BEGUN = 12
 
@@ -65,12 +65,16 @@ def shared() -> Iterator[Shared]:
 
 
 def test_what_was_renamed_is_begun_again_under_its_old_name(shared: Shared) -> None:
+    os.chown(shared.top / "tmp", ALICE, GROUP)
+    (shared.top / "tmp").chmod(0o600)
+    shared.known = shared.identity("tmp")
     shared.complete()
-    (shared.top / "step-100").chmod(0o640)
+    os.chown(shared.top / "step-100", ALICE, GROUP)
+    (shared.top / "step-100").chmod(0o644)
     assert shared.back() == ([f"{shared.top}/tmp (made again from step-100)"], [])
     assert shared.found() == {"tmp": HUNDRED[:BEGUN], "step-100": HUNDRED}
     made = (shared.top / "tmp").stat()
-    assert (made.st_uid, made.st_mode & 0o7777) == (ALICE, 0o640)
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (ALICE, GROUP, 0o600)
     assert shared.back() == ([], []), "once is enough"
 
 
@@ -98,9 +102,11 @@ def test_without_the_file_nothing_is_made(shared: Shared) -> None:
     shared.complete()
     (shared.top / "step-100").unlink()
     assert shared.back() == ([], []), "the restore says so"
+    (shared.top / "keeps the inode").touch()
     shared.write("tmp", NEXT * 2)
-    assert shared.back() == ([], [f"{shared.top}/tmp (it is another file now)"])
-    assert shared.found() == {"tmp": NEXT * 2}
+    assert shared.back() == ([f"{shared.top}/tmp (by 12 B)"], []), "it is all that there is"
+    assert shared.found()["tmp"] == NEXT
+    (shared.top / "keeps the inode").unlink()
     shared.top.joinpath("tmp").unlink()
     shared.top.rmdir()
     assert shared.back() == ([], [])
@@ -134,8 +140,45 @@ def test_nothing_is_made_with_more_rights_than_the_user_has(shared: Shared) -> N
     assert shared.back() == ([], [f"{shared.top}/tmp (Permission denied)"])
     shared.top.chmod(0o755)
     (shared.top / "link").symlink_to("step-100")
-    shared.known = ((shared.top / "link").lstat().st_ino, 0)
+    shared.known = Identity((shared.top / "link").lstat().st_ino, 0, 0o644)
     assert shared.back() == ([], []), "a link is not followed"
+
+
+def test_a_group_that_the_user_is_not_in_is_not_made_up(shared: Shared) -> None:
+    shared.complete()
+    os.chown(shared.top / "step-100", ALICE, BOB)
+    text = f"{shared.top}/tmp (the job's user cannot give it its group {BOB} back)"
+    assert shared.back() == ([], [text])
+    assert set(shared.found()) == {"step-100"}
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_large_files_are_copied_by_parts(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, copies: bool
+) -> None:
+    """``copies``: whether the file system can copy by itself."""
+
+    def cannot(*_: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(renamed_files, "CHUNK", 5)
+    if not copies:
+        monkeypatch.setattr(os, "copy_file_range", cannot)
+    shared.complete()
+    shared.back()
+    assert shared.found()["tmp"] == HUNDRED[:BEGUN]
+    assert shared.back() == ([], [])
+
+
+def test_a_file_that_takes_the_name_meanwhile_is_not_cut(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveshift.runtime.agent.host.cut_back._is_still", lambda *_: True)
+    shared.complete()
+    shared.write("tmp", NEXT * 2)
+    text = f"{shared.top}/tmp (another file has taken its name just now)"
+    assert shared.back() == ([], [text])
+    assert shared.found()["tmp"] == NEXT * 2
 
 
 def test_a_full_disk_leaves_no_part(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
