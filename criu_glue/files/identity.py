@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Identity(NamedTuple):
+@dataclass(frozen=True)
+class Identity:
     """A file by inode and time of birth: a file system gives the inode of a file that was removed
     to a new one. ``born_ns``: 0 if its file system does not know. ``mode``: its mode at that
     time."""

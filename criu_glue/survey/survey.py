@@ -38,7 +38,7 @@ from . import (
     terminals,
     undelivered,
     unix_sockets,
-    unread_events,
+    unread,
 )
 from .found import GpuTask, NeededFile, Survey
 
@@ -55,6 +55,10 @@ UNMOVABLE = {
 _PT_NOTE = 4  # elf(5)
 _SEGMENTS = 256  # at most so many are read: libraries have a dozen, a job's file may claim more
 _FAR = 1 << 62  # every file is smaller; a seek beyond it would fail
+SEMAPHORE = (
+    "an eventfd that is a semaphore (EFD_SEMAPHORE), which CRIU restores as a plain one",
+    "use a semaphore of the C library, or an eventfd without that flag",
+)
 OWN_NUMBERS = ("fuse", "cifs", "smb", "9p")
 """Kinds of file systems that begin like this may give inodes other numbers on each host."""
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
@@ -71,7 +75,7 @@ class Changing:
     mapped_writable: tuple[str, ...]
     passing: tuple[tuple[str, str], ...] = ()
     """(what prevents the move, what to do) for file locks, for open databases that would be
-    read-only on another host (databases.py), and for unread events (unread_events.py)."""
+    read-only on another host (databases.py), and for what is not read yet (unread.py)."""
     shared: Mapping[str, Identity] = field(default_factory=dict)
     """Path of each file that is open on a shared path, if its inode has one number on all hosts."""
 
@@ -214,8 +218,8 @@ def mapped_writable(sandbox: Sandbox) -> set[str]:
 def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
-    These are locks, databases in a transaction, events that are not read, and closed connections
-    with data under way. Raises ProcessLookupError as :func:`changing`.
+    These are locks, databases in a transaction, what is not read on terminals, events that are
+    not, and closed connections with data under way. Raises ProcessLookupError as :func:`changing`.
     """
     found = _look_again(sandbox, placement, maps=False)
     return [*found.passing, *undelivered.find(sandbox.init)]
@@ -363,12 +367,14 @@ def _look_at_descriptors(
             if target in UNMOVABLE:
                 what, remedy = UNMOVABLE[target]
                 found.problems[f"{who} holds {what}", remedy] = None
-            elif target == unread_events.TARGET and unread_events.waiting(pid, fd):
-                text = unread_events.words(who or _who(pid))
-                found.passing[text, unread_events.REMEDY] = None
+            elif target == "anon_inode:[eventfd]" and _is_semaphore(pid, fd):
+                what, remedy = SEMAPHORE
+                found.problems[f"{who} holds {what}", remedy] = None
+            _look_at_unread(pid, fd, who, target, found)
             continue
         if target.startswith("/dev/") and not target.startswith("/dev/shm/"):
             _look_at_device(who, target, found)
+            _look_at_unread(pid, fd, who, target, found)
             continue
         if not target.startswith("/") or target.endswith(" (deleted)"):
             continue
@@ -430,6 +436,19 @@ def _look_at_device(who: str, target: str, found: _Findings) -> None:
             f"{who} holds the device {target}, which is tied to this host",
             "close it (for InfiniBand: train over TCP sockets)",
         ] = None
+
+
+def _look_at_unread(pid: int, fd: int, who: str, target: str, found: _Findings) -> None:
+    if what := unread.look(pid, fd, target):
+        found.passing[unread.words(who or _who(pid), what), unread.REMEDY] = None
+
+
+def _is_semaphore(pid: int, fd: int) -> bool:
+    """The kernel says so since Linux 6.5."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = proc_text.lines(f"/proc/{pid}/fdinfo/{fd}")
+        return any(line.split() == ["eventfd-semaphore:", "1"] for line in lines)
+    return False
 
 
 def _fdinfo(pid: int, fd: int) -> tuple[int, int, list[FileLock]]:
