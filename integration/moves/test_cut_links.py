@@ -27,9 +27,7 @@ OTHERS = {"h0": ["h1", "h2", "h3"], "h1": ["h0"]}
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     timeouts = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
-    # A link that is cut just before a snapshot begins is noticed only when that is over, since the
-    # job cannot come to a boundary: that takes some 10 s, and is not what is tried here.
-    return new_lab("--hosts", "4", "--snapshots", "every=8", "--timeouts", timeouts)
+    return new_lab("--hosts", "4", "--snapshots", "every=3", "--timeouts", timeouts)
 
 
 @pytest.fixture
@@ -46,13 +44,23 @@ def job(lab: LabSession, request: pytest.FixtureRequest) -> Iterator[Job]:
     started.stop()
 
 
-@pytest.mark.parametrize("left", ["h1", pytest.param("h0", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("left", "snapshot"),
+    [
+        pytest.param("h1", False, id="h1"),
+        pytest.param("h1", True, id="h1-in-a-snapshot"),
+        pytest.param("h0", False, id="h0", marks=pytest.mark.long),
+    ],
+)
 def test_the_job_leaves_a_host_that_its_peer_does_not_reach(
-    lab: LabSession, job: Job, references: References, left: str
+    lab: LabSession, job: Job, references: References, left: str, snapshot: bool
 ) -> None:
-    """h1 is not reached by h0 alone; h0 is not reached by any host, so it is the one to leave."""
+    """h1 is not reached by h0 alone; h0 is not reached by any host, so it is the one to leave.
+    ``snapshot``: one begins before that is noticed, and the job can come to no boundary."""
     stays = {"h0": "h1", "h1": "h0"}[left]
     rank = next(rank for rank in range(2) if job.seen(rank).host == left)
+    to = lab.place / f"{job.name}-saved"
+    order = lab.popen("snapshot", job.name, "--to", str(to)) if snapshot else None
     cut = time.time()
     for other in OTHERS[left]:
         labs.separate(lab.lab, left, other)
@@ -66,6 +74,9 @@ def test_the_job_leaves_a_host_that_its_peer_does_not_reach(
     went_on = max(steps_since(job, each, written.time)[0] for each in range(2))
     print(f"{left}: {written.time - cut:.2f} s to the decision, {went_on - cut:.2f} s to a step")
     assert went_on - cut < SUSPICION_S + GOES_ON_S
+    if order is not None:
+        _, said = order.communicate(timeout=60)
+        assert b"was not saved: the job goes on: given up: the job is rewound" in said
     assert job.seen(1 - rank).host == stays, "it is restored in place"
     assert job.seen(rank).host in ("h2", "h3")
     assert all(lab.host(host).state == "up" for host in ("h0", "h1"))

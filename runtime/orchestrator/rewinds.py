@@ -82,6 +82,7 @@ class Rewinds:
             self._heard,
             self._paused,
             gates.opened,
+            self._locked,
             self._wake.set,
             agents.request,
             fleet.left_hosts,
@@ -463,4 +464,12 @@ class Rewinds:
         snapshot = self._fleet.snapshots.get(job.name)
         if snapshot is not None and not snapshot.released.is_set():
             return True
+        return self._moves_hold_gates(job)
+
+    def _locked(self, job: Job) -> bool:
+        """Whether a move or a snapshot may have locked networks of the job."""
+        snapshot = self._fleet.snapshots.get(job.name)
+        return (snapshot is not None and snapshot.locks) or self._moves_hold_gates(job)
+
+    def _moves_hold_gates(self, job: Job) -> bool:
         return any(each.holds_gates or each.waits for each in self._fleet.moves_of(job))

@@ -142,14 +142,15 @@ class CutLinks:
         # By job: until when a verdict holds, and of which state. A tick asks several times for it.
         self._verdicts: dict[str, tuple[float, tuple[str, int, int], Verdict]] = {}
 
-    def look(self, job: Job, *, paused: bool) -> None:
-        """Follow a protected job. The caller does so several times per heartbeat."""
+    def look(self, job: Job, *, locked: bool) -> None:
+        """Follow a protected job. The caller does so several times per heartbeat. ``locked``:
+        whether networks of it may be locked."""
         now, suspicion = time.monotonic(), self._limits.suspicion
         if (watched := self._watched.get(job.name)) is None:
             # Its first snapshot may just have ended, or one that an earlier orchestrator has left.
             watched = _Watched(max(now, self._began + 2 * suspicion))
             self._watched[job.name] = watched
-        if paused or job.state != "running":
+        if locked or job.state != "running":
             watched.held = max(now, watched.held)
         self._verdicts.pop(job.name, None)
         if young := self._pairs(job, now, EARLY * self._limits.heartbeat):

@@ -39,9 +39,10 @@ class Lack:
 class Lookout:
     """``heard``: for each host of the cluster, when its agent was last heard, in monotonic seconds;
     0 for never. ``paused``: whether the ranks of a job are held at their gates. ``opened``: when
-    all hosts of a job last said that they are not. ``wake`` is called when something new is known.
-    ``request`` sends a request to a host's agent. ``left``: the hosts that jobs have left because
-    of their links.
+    all hosts of a job last said that they are not. ``locked``: whether networks of a job may be
+    locked, so that its peers do not answer each other. ``wake`` is called when something new is
+    known. ``request`` sends a request to a host's agent. ``left``: the hosts that jobs have left
+    because of their links.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Lookout:
         heard: Callable[[], dict[str, float]],
         paused: Callable[[Job], bool],
         opened: Callable[[Job], float],
+        locked: Callable[[Job], bool],
         wake: Callable[[], None],
         request: Callable[[str, Message, float], Awaitable[Message | None]],
         left: LeftHosts,
@@ -58,6 +60,7 @@ class Lookout:
         self._limits = cluster.timeouts
         self._heard = heard
         self._is_paused = paused
+        self._is_locked = locked
         self._opened = opened
         self._wake = wake
         self._began = time.monotonic()
@@ -120,9 +123,9 @@ class Lookout:
         self._cut_links.forget_all_but(job.name for job in jobs)
         self._perhaps_dead.clear()
         for job in jobs:
-            if paused := self._is_paused(job):
+            if self._is_paused(job):
                 self._paused[job.name] = now
-            self._cut_links.look(job, paused=paused)
+            self._cut_links.look(job, locked=self._is_locked(job))
             self._perhaps_dead[job.name] = perhaps_dead(job, seen, now, self._limits)
             hosts.update(suspected(job, seen, now, self._limits))
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}

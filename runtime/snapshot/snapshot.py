@@ -105,6 +105,7 @@ class Snapshot:
         self._boundary_at = 0.0  # the same in monotonic seconds
         self._pause = 0.0  # the longest that is allowed, in seconds
         self._until = 0.0  # monotonic time at which the pause must be over
+        self._locks = False  # whether networks may be locked, until the gates are released
         self._work: asyncio.Future[None] | None = None  # what an abandon interrupts
         self._abandoned: Refused | None = None
         self.gave_way = False
@@ -114,6 +115,12 @@ class Snapshot:
     def pause_s(self) -> float:
         """Seconds from the first closed gate until all gates were open again."""
         return sum(self.seconds.values())
+
+    @property
+    def locks(self) -> bool:
+        """Whether the networks of the job may be locked. They are not while the job comes to a
+        boundary."""
+        return self._locks and not self.released.is_set()
 
     @property
     def refused(self) -> set[str]:
@@ -154,6 +161,7 @@ class Snapshot:
         self.error = StepFailed("snapshot", "the orchestrator was restarted")
         for part in self._parts:
             part.begun = True
+        self._locks = True  # perhaps
         if not self._context.at_gates(self.job):  # else that migration opens them
             self.released.clear()  # it may have closed them
         await self._let_go()
@@ -198,6 +206,7 @@ class Snapshot:
             await self._close_gates()
         self._pause = max_pause(self._context.cluster.precopy, self._limits)
         self._until = time.monotonic() + self._pause
+        self._locks = True
         with self._timed("lock"):
             left = self._left()
             await self._all(lambda part: part.lock(left))

@@ -134,6 +134,7 @@ def waits_for_a_snapshot(scene: Scene) -> HostMigration:
     class Taken:
         name = "s7"
         released = asyncio.Event()
+        locks = True
 
         def abandon(self, why: str, *, to_a_move: bool = False) -> None:
             self.why = why

@@ -95,9 +95,9 @@ class Scene:
             self.now = min(until, self.now + HEARTBEAT)
             self.heard()
 
-    def look(self, *, paused: bool = False) -> None:
+    def look(self, *, locked: bool = False) -> None:
         async def play() -> None:
-            self.links.look(self.job, paused=paused)
+            self.links.look(self.job, locked=locked)
             for _ in range(10):
                 await asyncio.sleep(0)
 
@@ -174,11 +174,11 @@ def test_a_job_that_trains_all_the_same_stays(scene: Scene) -> None:
     assert scene.leaves() == ["h2"]
 
 
-@pytest.mark.parametrize("state", ["paused", "rewinding"])
+@pytest.mark.parametrize("state", ["locked", "rewinding"])
 def test_networks_that_were_locked_a_moment_ago_say_nothing(scene: Scene, state: str) -> None:
     scene.report(ONE, OTHER, 2 * SUSPICION)
     scene.job.state = "rewinding" if state == "rewinding" else "running"
-    scene.look(paused=state == "paused")
+    scene.look(locked=state == "locked")
     scene.job.state = "running"
     assert scene.leaves() == []
     scene.later(0.9 * SUSPICION)

@@ -40,6 +40,7 @@ class Scene:
             lambda: self.heard,
             lambda _job: self.paused,
             lambda _job: self.opened,
+            lambda _job: self.paused,
             lambda: None,
             self._request,
             LeftHosts(),

@@ -70,6 +70,26 @@ def places(stage: SnapshotStage, kind: str) -> list[int]:
     return found
 
 
+def test_networks_may_be_locked_from_the_lock_until_the_gates_are_released() -> None:
+    """While the job comes to a boundary, a peer that gives no answer is cut off."""
+    stage = SnapshotStage()
+    snapshot, seen = a_snapshot(stage, a_job()), dict[str, bool]()
+
+    def watch(line: str) -> None:
+        seen.setdefault(line.partition(" gpt")[0], snapshot.locks)
+
+    stage.watch = watch
+    play(stage, snapshot)
+    assert snapshot.generation is not None
+    at = ("StartSnapshot", "close gates", "LockCapsule", "DumpCapsule", "open gates", "CheckHeld")
+    assert [seen[step] for step in at] == [False, False, True, True, True, False]
+    snapshot = a_snapshot(stage, a_job())
+    seen.clear()
+    asyncio.run(snapshot.recover())
+    assert seen["ThawCapsule"], "an earlier orchestrator may have locked them"
+    assert not snapshot.locks
+
+
 def test_the_order_of_the_steps() -> None:
     stage = SnapshotStage()
     snapshot = play(stage)
