@@ -34,8 +34,8 @@ _GROUP, _MASK = 0x04, 0x10  # linux/posix_acl.h
 
 
 def read(file: int | str) -> dict[str, bytes]:
-    """The attributes that go along; ``file`` is a descriptor, or a path whose last part is no link.
-    {} where the file system has none."""
+    """Return the attributes of a file that go along, {} if it has none. ``file``: its descriptor,
+    or its path. If the path ends in a link, the attributes are those of the link."""
     found: dict[str, bytes] = {}
     with contextlib.suppress(OSError):
         for name in os.listxattr(file, follow_symlinks=isinstance(file, int)):
@@ -50,8 +50,9 @@ def _size(found: dict[str, bytes]) -> int:
 
 
 def add(info: tarfile.TarInfo, found: dict[str, bytes]) -> None:
-    """Put them into an entry. If they are too large, the lists go along alone; or none does, and
-    the group has no more rights than its list gives it."""
+    """Put attributes into an entry. If all are too large for it, only the lists go along. If these
+    are too large as well, no attribute does, and the group gets only the rights that its list gives
+    it."""
     if _size(found) > MOST:
         found = {name: found[name] for name in LISTS if name in found}
     if _size(found) > MOST:
@@ -62,13 +63,15 @@ def add(info: tarfile.TarInfo, found: dict[str, bytes]) -> None:
 
 
 def mode_without(info: tarfile.TarInfo) -> int:
-    """The mode of an entry's file as long as it has no access control list: its group gets what the
-    list gives it, and not what the mask allows. Raises ValueError as :func:`put`."""
+    """Return the mode that the file of an entry has as long as it lacks its access control list.
+    Its group gets what the list gives it, and not what the mask allows. Raises ValueError as
+    :func:`put`."""
     return stat.S_IMODE(_reduced(info.mode, _of(info).get(LISTS[0], b"")))
 
 
 def clear(file: int | str, info: tarfile.TarInfo) -> None:
-    """Take the lists away that the entry has not: a new file inherits them from its directory."""
+    """Take away the lists that the entry does not have. A new file has inherited them from its
+    directory."""
     for name in LISTS:
         if name not in _of(info):
             with contextlib.suppress(OSError):  # mostly, it has none
@@ -76,8 +79,8 @@ def clear(file: int | str, info: tarfile.TarInfo) -> None:
 
 
 def put(file: int | str, info: tarfile.TarInfo) -> None:
-    """Give a file the attributes of its entry. What cannot be set here is left out. Raises OSError
-    (EIO), and ValueError if the header is damaged."""
+    """Give a file the attributes of its entry, but for those that its file system or the thread's
+    user cannot set. Raises OSError (EIO), and ValueError if the header is damaged."""
     for name, value in _of(info).items():
         if name not in LISTS and not name.startswith("user."):
             raise ValueError(f"{info.name} has an attribute that does not go along: {name[:100]!a}")
@@ -104,7 +107,8 @@ def _reduced(mode: int, value: bytes) -> int:
 
 
 def _rights_of_group(value: bytes) -> int | None:
-    """What the owning group may do by a list, as the three bits of a mode; None for no list."""
+    """Return what a list lets the owning group do, as three bits of a mode; None if ``value`` is no
+    list."""
     rights = dict(_entries(value))
     if _GROUP not in rights:
         return None

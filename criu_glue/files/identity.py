@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file it is, when its name may be another file's by now."""
+"""Tells one file from another that has got its name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Identity:
-    """A file by inode and time of birth: a file system gives the inode of a file that was removed
-    to a new one. ``born_ns``: 0 if its file system does not know. ``mode``: its mode at that
-    time."""
+    """Names a file by its inode and the time of its birth. The inode alone is not enough: a file
+    system gives the inode of a removed file to a new one.
+
+    ``born_ns``: in ns since 1970; 0 if the file system does not know. ``mode``: the permissions of
+    the file when somebody looked at it."""
 
     inode: int
     born_ns: int
     mode: int
 
     def is_of(self, other: Identity) -> bool:
-        """Whether both are of one file, as far as its file system tells."""
+        """Return whether both name the same file, as far as its file system tells."""
         unknown = 0 in (self.born_ns, other.born_ns)
         return self.inode == other.inode and (unknown or self.born_ns == other.born_ns)

@@ -160,7 +160,7 @@ def _unchanged(member: tarfile.TarInfo, there: os.stat_result, *, forced: bool =
     through a mapping, which need not show in these."""
     size = int(member.pax_headers.get(sparse.HEADER, member.size))
     age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
-    # Without a list, if the file system here has none.
+    # The file has the second mode if the file system here can have no access control lists.
     modes = (member.mode & 0o7777, attributes.mode_without(member))
     same = member.isreg() and stat.S_ISREG(there.st_mode) and there.st_size == size
     same = same and stat.S_IMODE(there.st_mode) in modes

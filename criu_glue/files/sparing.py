@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a carried directory stay as they are when an image brings others of their names.
+"""Decides which files of a carried directory stay when an image brings others of their names.
 
 Other programs use the directory too, and may have a file open and write to it. So only a newer file
 replaces one that is here. That rule does not hold for the capsule's own files: those that the same
 image has put here, in pass one or as another entry, and those that the capsule left here when it
 moved away (or that a failed move put here). While such a file is unchanged, what the capsule brings
 replaces it, whatever the times say: a program may set them, and clocks of two hosts may differ.
-Whose a file was before the capsule left is not known, so one that also another program may have
-open is replaced only if the capsule has changed it.
+Another program may have one of them open all the same, so it is replaced only if the capsule has
+changed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import StepFailed
 from . import below, sparse
 from .below import GONE
 from .dress import dress
-from .trees import FORCED, SAME_AGE_NS, Stamp
+from .trees import FORCED, SAME_AGE_NS, Stamp, is_same
 
 Stamps = Mapping[str, Sequence[int]]
 """Name → stamp of a file (:data:`trees.Stamp`)."""
@@ -37,7 +37,7 @@ class Sparing:
 
     def __init__(self, left: Stamps | None = None, *, made: bool = False) -> None:
         self.placed: dict[str, Stamp] = {}
-        """What this image has put here."""
+        """The files that this image has put here: name → stamp."""
         self._left = left or {}
         self._made = made
 
@@ -54,7 +54,7 @@ class Sparing:
             return False
         if member.name == ".":
             return not self._made
-        if is_same(there, self.placed.get(member.name)):
+        if self._was_placed(member.name, there):
             return False
         if member.isdir() and stat.S_ISDIR(there.st_mode):
             return True
@@ -70,10 +70,15 @@ class Sparing:
         _dress_anew(member, there, parent, last)
         return True
 
+    def _was_placed(self, name: str, there: os.stat_result) -> bool:
+        """Whether this image has put that file here, and no program has written to it since."""
+        stamp = self.placed.get(name)
+        return stamp is not None and is_same(there, stamp)
+
     def _was_left(self, name: str, there: os.stat_result) -> bool:
-        """Whether the capsule left that file here, and nothing of it has changed since."""
+        """Whether the capsule left that file here, and neither content nor rights have changed."""
         stamp = self._left.get(name)
-        return is_same(there, stamp) and stamp is not None and there.st_ctime_ns == stamp[2]
+        return stamp is not None and is_same(there, stamp) and there.st_ctime_ns == stamp[2]
 
     def remove_directory(self, name: str, parent: int, last: str) -> None:
         """Remove a directory, where the image brings something else, and the capsule's own files in
@@ -84,7 +89,7 @@ class Sparing:
                 path, there = f"{name}/{inside}", os.lstat(inside, dir_fd=fd)
                 if stat.S_ISDIR(there.st_mode):
                     self.remove_directory(path, fd, inside)
-                elif is_same(there, self.placed.get(path)) or self._was_left(path, there):
+                elif self._was_placed(path, there) or self._was_left(path, there):
                     os.unlink(inside, dir_fd=fd)
                 else:
                     raise StepFailed(
@@ -98,21 +103,10 @@ class Sparing:
         os.rmdir(last, dir_fd=parent)
 
     def note(self, member: tarfile.TarInfo, parent: int, last: str) -> None:
-        """The entry has been put there."""
+        """Remember that the entry was put there."""
         with suppress(*GONE):  # another program has taken it away at once
             s = os.lstat(last, dir_fd=parent)
             self.placed[member.name] = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
-
-
-def is_same(there: os.stat_result, stamp: Sequence[int] | None) -> bool:
-    """Whether that is the file of the stamp, and unchanged. A directory's size and time change with
-    what it contains, so only its inode counts."""
-    if stamp is None:
-        return False
-    size, mtime_ns, _, inode = stamp
-    if stat.S_ISDIR(there.st_mode):
-        return there.st_ino == inode
-    return (there.st_size, there.st_mtime_ns, there.st_ino) == (size, mtime_ns, inode)
 
 
 def _check_is_no_obstacle(member: tarfile.TarInfo) -> None:

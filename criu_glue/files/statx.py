@@ -78,11 +78,10 @@ def born_ns(path: str | Path) -> int:
     return _time_ns(raw, _BTIME_AT) if known & _BTIME else 0
 
 
-def identity(fd: int) -> Identity:
-    """Of an open file; raises OSError as fstat(2)."""
-    path = f"/proc/self/fd/{fd}"
-    found = os.stat(path)
-    return Identity(found.st_ino, born_ns(path), found.st_mode & 0o7777)
+def identity(path: str) -> Identity:
+    """Return the Identity of the file to which a path leads. Raises OSError as stat(2)."""
+    found = stat(path)
+    return Identity(found.inode, born_ns(path), found.mode & 0o7777)
 
 
 def _time_ns(raw: ctypes.Array[ctypes.c_char], at: int) -> int:

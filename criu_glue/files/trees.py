@@ -99,8 +99,9 @@ def pack(
 
 
 def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
-    """The reader of an entry's content; changes ``info`` if the file is sent with holes. One with
-    narrow holes only is not, nor is one that its file system has compressed."""
+    """Return the reader of an entry's content, and change ``info`` if the holes of the file are not
+    sent. The holes are sent if all of them are narrow, or if the file system has compressed the
+    file."""
     if sparse.has_holes(file):
         packed = sparse.Packed(file)
         if packed.size < info.size:
@@ -137,19 +138,22 @@ def remove(root: Path, names: Iterable[str]) -> None:
 
 
 def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
-    """The names whose files still have the size, mtime and inode of their stamps."""
+    """The names whose files are those of their stamps (:func:`is_same`)."""
     same: set[str] = set()
-    for name, (size, mtime_ns, _, inode) in stamps.items():
+    for name, stamp in stamps.items():
         with contextlib.suppress(*GONE):
-            s = os.lstat(root / name)
-            # A directory's size and time change with its content, so only its type counts.
-            if stat.S_ISDIR(s.st_mode) or (s.st_size, s.st_mtime_ns, s.st_ino) == (
-                size,
-                mtime_ns,
-                inode,
-            ):
+            if is_same(os.lstat(root / name), stamp):
                 same.add(name)
     return same
+
+
+def is_same(there: os.stat_result, stamp: Sequence[int]) -> bool:
+    """Whether a file has the size, mtime and inode of the stamp. The size and time of a directory
+    change with what it contains, so only its inode counts."""
+    size, mtime_ns, _, inode = stamp
+    if stat.S_ISDIR(there.st_mode):
+        return there.st_ino == inode
+    return (there.st_size, there.st_mtime_ns, there.st_ino) == (size, mtime_ns, inode)
 
 
 class _Writer:
@@ -183,8 +187,8 @@ class _Writer:
 
 
 class _Padded:
-    """Reads exactly ``size`` bytes of a file that may change meanwhile, from its beginning. Who has
-    looked for holes has moved the position of the descriptor, so it does not count here."""
+    """Reads exactly ``size`` bytes from the beginning of a file, which may change meanwhile. It
+    does not use the position of the descriptor, since looking for holes moves that."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file

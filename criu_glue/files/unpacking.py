@@ -59,8 +59,9 @@ class Unpacker:
     With ``sparing`` other programs use the directory too, and it says which files stay; a file gets
     its name when it is complete. ``user`` is the capsule's user; with ``as_user`` nothing is
     written that this user could not write. ``single``: the stream has single files of the host's
-    own directories, which implies ``as_user``. ``running``: the job runs while its files are read.
-    What it has made impossible is left out then, since pass two comes later.
+    own directories, which implies ``as_user``. ``running``: the job ran when its files were read.
+    It may have put a link in the place of a directory then, and what is behind a link is left out:
+    pass two brings it.
     """
 
     def __init__(
@@ -332,9 +333,9 @@ class _Entry(tarfile.TarInfo):
 
 
 def _nameless(parent: int) -> int | None:
-    """A new file in that directory that vanishes unless it gets a name. So a stream that breaks off
-    leaves no part of a file, which would count as newer than the file itself. None if the file
-    system has no such files."""
+    """Make a file without a name in that directory; None if the file system has no such files. It
+    vanishes unless it gets a name. So a stream that breaks off leaves no part of a file, which
+    would count as newer than the file itself."""
     try:
         return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=parent)
     except OSError as error:

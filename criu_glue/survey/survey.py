@@ -60,7 +60,8 @@ SEMAPHORE = (
     "use a semaphore of the C library, or an eventfd without that flag",
 )
 OWN_NUMBERS = ("fuse", "cifs", "smb", "9p")
-"""Kinds of file systems that begin like this may give inodes other numbers on each host."""
+"""A file system may give its inodes other numbers on each host if its kind begins with one of
+these."""
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
 
 
@@ -77,7 +78,8 @@ class Changing:
     """(what prevents the move, what to do) for file locks, for open databases that would be
     read-only on another host (databases.py), and for what is not read yet (unread.py)."""
     shared: Mapping[str, Identity] = field(default_factory=dict)
-    """Path of each file that is open on a shared path, if its inode has one number on all hosts."""
+    """The files that are open on shared paths, by path; but for those whose inodes may have other
+    numbers on each host."""
 
 
 @dataclass
@@ -90,11 +92,11 @@ class _Findings:
     passing: dict[tuple[str, str], None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
-    """Paths of files open for writing that prevent the move."""
+    """The paths of files that prevent the move, since a task has them open for writing."""
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
     identities: dict[str, Identity] = field(default_factory=dict)
-    """Path of each of these whose inode is the same number on every host."""
+    """Those of them whose inodes have the same numbers on all hosts, by path."""
     linked: set[str] = field(default_factory=set)
 
 
@@ -218,8 +220,8 @@ def mapped_writable(sandbox: Sandbox) -> set[str]:
 def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
-    These are locks, databases in a transaction, what is not read on terminals, events that are
-    not, and closed connections with data under way. Raises ProcessLookupError as :func:`changing`.
+    These are locks, databases in a transaction, data that the program has not read (unread.py), and
+    closed connections with data under way. Raises ProcessLookupError as :func:`changing`.
     """
     found = _look_again(sandbox, placement, maps=False)
     return [*found.passing, *undelivered.find(sandbox.init)]
@@ -416,9 +418,7 @@ def _look_at_descriptors(
                 found.shared[target] = opened.st_dev, opened.st_ino
                 if not mount.kind.startswith(OWN_NUMBERS):
                     with contextlib.suppress(OSError):  # the task has closed it meanwhile
-                        born = statx.born_ns(f"/proc/{pid}/fd/{fd}")
-                        mode = stat.S_IMODE(opened.st_mode)
-                        found.identities[target] = Identity(opened.st_ino, born, mode)
+                        found.identities[target] = statx.identity(f"/proc/{pid}/fd/{fd}")
 
 
 def _is_at(sandbox: Sandbox, path: str, device: int, inode: int) -> bool:
@@ -444,7 +444,7 @@ def _look_at_unread(pid: int, fd: int, who: str, target: str, found: _Findings) 
 
 
 def _is_semaphore(pid: int, fd: int) -> bool:
-    """The kernel says so since Linux 6.5."""
+    """Return whether an eventfd is a semaphore. The kernel tells since Linux 6.5."""
     with contextlib.suppress(FileNotFoundError):
         lines = proc_text.lines(f"/proc/{pid}/fdinfo/{fd}")
         return any(line.split() == ["eventfd-semaphore:", "1"] for line in lines)

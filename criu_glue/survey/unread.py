@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what a program has yet to read, and what CRIU would drop or alter.
+"""Finds data that a program has not read yet, and that CRIU would drop or alter.
 
 Events of inotify(7): CRIU makes the watches again, and drops the events ("inotify events will be
 dropped": criu, fsnotify.c). A program that waits for one of them would wait for ever.
@@ -33,8 +33,10 @@ those in the line discipline's buffer (linux: n_tty.c)."""
 
 
 def look(pid: int, fd: int, target: str) -> str:
-    """What descriptor ``fd`` of a process has that must be read first, in words; "" if nothing, or
-    if it is closed meanwhile. ``target``: where it leads, as /proc tells."""
+    """Say what the program has not read from its descriptor ``fd``, in words that follow "it has".
+
+    Returns "" if that prevents no move, or if the program has just closed the descriptor.
+    ``target``: the file of the descriptor, as /proc/PID/fd shows it."""
     if target != EVENTS and not target.startswith((TERMINALS, *MASTERS)):
         return ""
     with contextlib.suppress(OSError, termios.error):
@@ -69,6 +71,6 @@ def _hung_up(fd: int) -> bool:
 
 
 def _waiting(fd: int) -> int:
-    """Bytes that can be read."""
+    """Return how many bytes can be read."""
     (size,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
     return int(size)

@@ -29,8 +29,8 @@ for number in range(1, int(sys.argv[2]) + 1):
     os.replace("checkpoint.tmp", "checkpoint-%d" % number)
 wait_for("end")
 """
-"""Writes checkpoints as many programs do: under another name, renamed when complete. Half-way it
-waits for a file that lets it go on, and so it does at the end."""
+"""This program writes each checkpoint under another name, and renames it when it is complete, as
+many programs do. Half-way, and at the end, it waits for a file that lets it go on."""
 
 
 def lines(number: int, count: int = LINES) -> str:

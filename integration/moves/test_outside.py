@@ -55,7 +55,7 @@ def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
     new_lab: NewLab, place: Path, way: str
 ) -> None:
     """The program has sent blocks since the snapshot, and would wait for their answers for ever.
-    While a job is suspended, the server may give up, and nobody hears that."""
+    While a job is suspended, the server may give the connection up, and nobody tells it."""
     network = ("--network", "outside=relay,relay=h2")
     session = new_lab("--hosts", "3", *network, "--snapshots", "every=2")
     outside, report = session.lab.machine("ctl"), place / "rewound-server.json"

@@ -180,8 +180,8 @@ class HeldFacts(Answer, frozen=True):
     """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
-    with its size in bytes at that moment. ``identities``: of those of which it is known. A path is
-    bytes: a message has no text that is not UTF-8. ``gpu``: as in Hold."""
+    with its size in bytes at that moment. ``identities``: which files these were, where the file
+    system tells. A path is bytes: a message has no text that is not UTF-8. ``gpu``: as in Hold."""
 
     survey: Survey
     facts: HostFacts
@@ -193,9 +193,9 @@ class HeldFacts(Answer, frozen=True):
 
 class CutBack(Message, frozen=True):
     """Cut files on shared paths back, with the rights of the job's user; answers CutBackDone.
-    ``sizes``: path → bytes. ``identities``: so that a file is found that was renamed since.
-    Sent once no copy of the job runs. Nothing is cut once ``deadline`` seconds are over: the job
-    may write again then. Repeatable."""
+    ``sizes``: path → bytes. ``identities``: path → which file had the path then. With it the host
+    finds a file that was renamed since. Sent once no copy of the job runs. Nothing is cut once
+    ``deadline`` seconds are over: the job may write again then. Repeatable."""
 
     job: str
     uid: int
@@ -207,8 +207,8 @@ class CutBack(Message, frozen=True):
 
 
 class CutBackDone(Answer, frozen=True):
-    """``cut``: files that had grown, or were renamed. ``left``: files that could not be cut, and
-    shorter ones. Each is a path with a remark, in words."""
+    """``cut``: the files that the host has cut or made again. ``left``: the files that have changed
+    and stay as they are. Each text names a path, and says in brackets what was done, or why not."""
 
     cut: list[str]
     left: list[str]

@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the tags that opened its chunks (wire.Lanes.end). ``pipes``: inode → STDOUT_FD or STDERR_FD.
     ``removed``: tree → names that the first pass sent and that are gone now. ``image_bytes``: sent
     while the job was frozen. ``epoll``: the parts of epoll sets that CRIU could not dump.
-    ``shared``: files that were open on shared paths.
+    ``shared``: the files that the capsule had open on shared paths, by path.
     """
 
     version: int

@@ -73,8 +73,9 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
 async def _files(
     context: RewindContext, job: Job, generation: Generation
 ) -> tuple[dict[bytes, int], dict[bytes, Identity]]:
-    """By path: the least size that a file had when a capsule was dumped that was writing it, and
-    which file it was. One that was several is left out of these: it was renamed meanwhile."""
+    """Return two dicts by path: the least size that a file had when a capsule was dumped that was
+    writing it, and which file it was. If capsules were dumped with different files of one path, the
+    second dict lacks it: the job renamed a file meanwhile."""
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
     found = await asyncio.gather(*looks, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
@@ -94,8 +95,9 @@ async def _files(
 async def _written(
     context: RewindContext, generation: Generation, capsule: Capsule
 ) -> messages.HeldFacts:
-    """What the image of a capsule says of the files that it was writing. A holder is asked, and the
-    host on which it was if that has kept a copy (RewoundCapsule takes the image from these).
+    """Return what the image of a capsule says of the files that it was writing. This asks a holder,
+    and the host on which the capsule was if that has kept a copy (RewoundCapsule takes the image
+    from these).
 
     Raises Unreachable if one of them may yet say so, else why they cannot.
     """

@@ -81,7 +81,8 @@ def _forward_tree(place: SandboxPlace, sender: Sender, name: str) -> None:
         tree,
         trees.listing(tree),
         lambda data: sender.send(stream, bytes(data)) if data else None,
-        # Nothing says which files a mapping may have changed without a trace in their times.
+        # A job may have written to some of these through a mapping, and the times do not show it.
+        # Which ones is not known here.
         forced=place.written.get(name, ()),
     )
     sender.send(stream, b"")

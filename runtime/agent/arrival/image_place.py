@@ -111,8 +111,8 @@ class SandboxPlace:
 
     @property
     def of_the_capsule(self) -> dict[str, dict[str, Sequence[int]]]:
-        """The files on carried paths that it had left here, or that were put here for it: path →
-        (name → stamp)."""
+        """The files on carried paths that the capsule had left here, and those that this image has
+        put here: path → (name → stamp)."""
         return {
             path: {**self.left.get(path, {}), **sparing.placed}
             for path, sparing in self._sparing.items()

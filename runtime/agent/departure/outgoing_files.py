@@ -65,7 +65,8 @@ class OutgoingFiles:
         self._unsure: dict[str, set[str]] = {}  # tree → those of them that count as changed
         self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
         self.shared: dict[bytes, Identity] = {}
-        """After :meth:`send_rest`: the open files on shared paths."""
+        """The files that the capsule had open on shared paths when :meth:`send_rest` sent the rest;
+        by path."""
         self._output = OutputSender(resident.sandbox)
 
     def send_ahead(self, send: Send) -> None:
@@ -124,7 +125,7 @@ class OutgoingFiles:
 
 
 def _may_be_the_same(ctime_ns: int, began_ns: int) -> bool:
-    """Whether a file that is written after ``began_ns`` may keep this time of its last change."""
+    """Return whether a write after ``began_ns`` may leave a file with this ctime."""
     unit = TICK_NS if ctime_ns % SECOND_NS else 2 * SECOND_NS
     return ctime_ns > began_ns - unit
 

@@ -88,8 +88,8 @@ class SnapshotSessions:
 
     @asynccontextmanager
     async def forecast(self, capsule: str) -> AsyncIterator[None]:
-        """End the session of the capsule; none begins while its memory is looked at. Raises
-        StepFailed as :meth:`end`."""
+        """End the session of the capsule, and let none begin while the caller looks at its memory.
+        Raises StepFailed as :meth:`end`."""
         async with self._forecasts[capsule]:
             await self.end(capsule)
             yield

@@ -28,99 +28,92 @@ def cut_back(
     until: float = math.inf,
     identities: Mapping[bytes, Identity] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Return two lists of texts: the files that were cut or made again, and the files that have
-    changed but were not. ``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds
-    after which this changes nothing any more, because a file system was slow. ``identities``: of
-    those of which it is known.
+    """Return two lists of texts: the files that were cut or made again, and those that have changed
+    and stay as they are.
 
-    Raises LiveshiftError if the user's rights cannot be had.
+    ``sizes``: path → bytes at the snapshot. ``identities``: path → which file had the path then; a
+    file system may not tell. ``until``: monotonic seconds after which nothing is changed any more,
+    because a file system was slow. Raises LiveshiftError if the user's rights cannot be had.
     """
+    work = _CuttingBack(until)
 
-    def work() -> tuple[list[str], list[str]]:
-        cut: list[str] = []
-        left: list[str] = []
+    def all_files() -> None:
         for path, size in sorted(sizes.items()):
-            name = path.decode(errors="backslashreplace")
-            try:
-                known = (identities or {}).get(path)
-                if known is not None and not _is_still(path, known):
-                    if _make_again(path, name, size, known, until, cut, left):
-                        continue
-                    known = None  # what has the name now is all that there is
-                _cut(path, name, size, known, until, cut, left)
-            except FileNotFoundError:
-                pass  # the restore says so
-            except OSError as error:
-                left.append(f"{name} ({os.strerror(error.errno or errno.EIO)})")
-        return cut, left
+            work.go_back(path, size, (identities or {}).get(path))
 
-    return acting_as(user, work)
+    acting_as(user, all_files)
+    return work.cut, work.left
+
+
+class _CuttingBack:
+    """Goes from file to file. ``cut`` and ``left`` are the lists that :func:`cut_back` returns."""
+
+    def __init__(self, until: float) -> None:
+        self.cut: list[str] = []
+        self.left: list[str] = []
+        self._until = until
+
+    def go_back(self, path: bytes, size: int, known: Identity | None) -> None:
+        """Give a file the size that it had. ``known``: which file it was; None if nobody knows."""
+        name = path.decode(errors="backslashreplace")
+        try:
+            if known is not None and not _is_still(path, known):
+                if self._make_again(path, name, size, known):
+                    return
+                known = None  # what has the name now is all that there is
+            self._cut(path, name, size, known)
+        except FileNotFoundError:
+            pass  # the restore says so
+        except OSError as error:
+            self.left.append(f"{name} ({os.strerror(error.errno or errno.EIO)})")
+
+    def _make_again(self, path: bytes, name: str, size: int, known: Identity) -> bool:
+        """Return whether that file is in its directory still, under another name."""
+        try:
+            if words := renamed_files.make_again(path, size, known, self._until):
+                self.cut.append(f"{name} ({words})")
+        except renamed_files.NotMade as error:
+            self.left.append(f"{name} ({error})")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _cut(self, path: bytes, name: str, size: int, known: Identity | None) -> None:
+        # One that has not changed is not opened: the user may have no right to write it by now.
+        if not self._has_grown(os.stat(path, follow_symlinks=False), name, size):
+            return
+        # O_NONBLOCK: a pipe in its place must not block us.
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file)
+            if known is not None and not known.is_of(statx.identity(f"/proc/self/fd/{file}")):
+                self.left.append(f"{name} (another file has taken its name just now)")
+            elif self._has_grown(found, name, size):
+                if time.monotonic() > self._until:
+                    self.left.append(f"{name} (its file system took too long)")
+                    return
+                os.ftruncate(file, size)
+                self.cut.append(f"{name} (by {units.size(found.st_size - size)})")
+        finally:
+            os.close(file)
+
+    def _has_grown(self, found: os.stat_result, name: str, size: int) -> bool:
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        if found.st_size < size:
+            text = f"it is shorter than it was: {found.st_size} bytes, not {size}"
+            self.left.append(f"{name} ({text})")
+        return found.st_size > size
 
 
 def _is_still(path: bytes, known: Identity) -> bool:
-    """Whether that file has its name still, or again. What is no regular file counts as such."""
+    """Return whether the known file still has the path. A device or a pipe counts as such."""
     try:
         file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
         regular = stat.S_ISREG(os.fstat(file).st_mode)
-        return not regular or known.is_of(statx.identity(file))
+        return not regular or known.is_of(statx.identity(f"/proc/self/fd/{file}"))
     finally:
         os.close(file)
-
-
-def _make_again(
-    path: bytes,
-    name: str,
-    size: int,
-    known: Identity,
-    until: float,
-    cut: list[str],
-    left: list[str],
-) -> bool:
-    """Return whether that file is in its directory still, under another name."""
-    try:
-        if words := renamed_files.make_again(path, size, known, until):
-            cut.append(f"{name} ({words})")
-    except renamed_files.NotMade as error:
-        left.append(f"{name} ({error})")
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _cut(
-    path: bytes,
-    name: str,
-    size: int,
-    known: Identity | None,
-    until: float,
-    cut: list[str],
-    left: list[str],
-) -> None:
-    # One that has not changed is not opened: the user may have no right to write it by now.
-    if not _has_grown(os.stat(path, follow_symlinks=False), name, size, left):
-        return
-    # O_NONBLOCK: a pipe in its place must not block us.
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file)
-        if known is not None and not known.is_of(statx.identity(file)):
-            left.append(f"{name} (another file has taken its name just now)")
-        elif _has_grown(found, name, size, left):
-            if time.monotonic() > until:
-                left.append(f"{name} (its file system took too long)")
-                return
-            os.ftruncate(file, size)
-            cut.append(f"{name} (by {units.size(found.st_size - size)})")
-    finally:
-        os.close(file)
-
-
-def _has_grown(found: os.stat_result, name: str, size: int, left: list[str]) -> bool:
-    if not stat.S_ISREG(found.st_mode):
-        return False
-    if found.st_size < size:
-        left.append(f"{name} (it is shorter than it was: {found.st_size} bytes, not {size})")
-    return found.st_size > size

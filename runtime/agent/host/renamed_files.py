@@ -26,15 +26,16 @@ _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must
 
 
 class NotMade(LiveshiftError):
-    """The file could not be made again; the text is a remark for the history."""
+    """A file could not be made again. The text of the error is a remark for the history."""
 
 
 def make_again(path: bytes, size: int, known: Identity, until: float) -> str:
     """Make the file ``path`` with the first ``size`` bytes of the ``known`` file.
 
-    What has the name now is kept, under a name that no file has. ``until``: monotonic seconds after
-    which nothing is made any more. Returns what was done, in words, or "" if it had been done.
-    Raises NotMade, OSError, and FileNotFoundError if it is not in its directory any more.
+    If another file has the name now, that one gets a new name. ``until``: monotonic seconds after
+    which this makes nothing any more. Returns what it has done, in words; "" if an earlier call had
+    done it. Raises NotMade, OSError, and FileNotFoundError if the known file is not in its
+    directory any more.
     """
     folder, last = os.path.split(path)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -43,7 +44,9 @@ def make_again(path: bytes, size: int, known: Identity, until: float) -> str:
         old = os.open(now, _OLD, dir_fd=directory)
         try:
             found = os.fstat(old)
-            if not stat.S_ISREG(found.st_mode) or not known.is_of(statx.identity(old)):
+            if not stat.S_ISREG(found.st_mode) or not known.is_of(
+                statx.identity(f"/proc/self/fd/{old}")
+            ):
                 raise FileNotFoundError(path)
             if found.st_size < size:
                 raise NotMade(f"it is {_text(now)} now, and shorter than it was")
@@ -103,7 +106,8 @@ def _mode(directory: int, last: bytes) -> int | None:
 
 
 def _has_begun_so(directory: int, last: bytes, old: int, size: int, until: float) -> bool:
-    """Whether the file of that name has this size and content: then an earlier request made it."""
+    """Return whether the file of that name has this size and content. If so, an earlier request has
+    made it."""
     file = os.open(last, _OLD, dir_fd=directory)
     try:
         if os.fstat(file).st_size != size:

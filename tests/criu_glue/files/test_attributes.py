@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access control lists and ``user.*`` attributes go along, and give nobody more rights."""
+"""A file keeps its access control lists and ``user.*`` attributes in a move. Nobody gets more
+rights to it, also where the destination cannot set a list."""
 
 from __future__ import annotations
 

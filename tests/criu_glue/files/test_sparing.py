@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a carried directory an image replaces: the capsule's own, whatever their times."""
+"""An image replaces the capsule's own files in a carried directory, whatever their times say."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_what_changes_between_the_passes_comes_though_it_is_not_newer(
 
 
 def test_a_link_has_its_own_time(here: Path, there: Path) -> None:
-    """Else it would be as old as its unpacking, and newer than a later one of the job's."""
+    """If a link had the time of its unpacking, it would be newer than a later one of the job's."""
     (here / "link").symlink_to("file")
     os.utime(here / "link", (EARLY, EARLY), follow_symlinks=False)
     Visit(here, there).both()
@@ -165,7 +165,7 @@ def test_what_another_program_has_changed_between_the_passes_stays(here: Path, t
 
 
 def test_a_capsule_that_returns_replaces_what_it_left(here: Path, there: Path) -> None:
-    """Though the clock of the host that it left was ahead."""
+    """It does so even if the clock of the host that it left was ahead."""
     write(here / "state", "step 100", LATE)
     left = Visit(here, there).both()
     write(there / "state", "step 230", LATE - 30)
@@ -301,7 +301,8 @@ def break_off(here: Path, there: Path) -> None:
 def test_a_stream_that_breaks_off_leaves_no_part_of_a_file(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
 ) -> None:
-    """It would be newer than the file itself. ``nameless``: whether the file system has such."""
+    """A part would be newer than the file itself. ``nameless``: whether the file system has files
+    without a name."""
     if not nameless:
         monkeypatch.setattr(unpacking, "_nameless", lambda _parent: None)
     (here / "data").write_bytes(os.urandom(3 << 20))

@@ -358,7 +358,7 @@ def test_holes_of_any_width_come_as_they_are(widths: list[int], end: int) -> Non
 def test_a_file_that_its_file_system_has_compressed_comes_whole(
     move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes less space than its size, and has no hole."""
+    """Such a file takes less space than its size, and has no hole."""
     monkeypatch.setattr(sparse, "has_holes", lambda file: True)
     for size in (1, 4096, (3 << 20) + 5):
         (move.here / f"compressed {size}").write_bytes(os.urandom(size))

@@ -74,7 +74,7 @@ def test_a_directory_that_cannot_be_read_now_does_not_pass_for_an_empty_one(
 def test_a_directory_that_even_root_may_not_read_is_named(
     tops: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a network file system that takes root for nobody."""
+    """A network file system may take root for nobody."""
     top, _ = tops
     real = below.open_below
 

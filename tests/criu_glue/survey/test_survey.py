@@ -106,7 +106,8 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
 def test_what_is_written_through_a_mapping_counts_as_open(
     start: Start, local: Path, foreign: Path
 ) -> None:
-    """Also when its descriptor is closed, as most programs do, and with a line feed in its name."""
+    """Most programs close the descriptor once they have the mapping. One of the files has a line
+    feed in its name."""
     program = (
         "def mapped(path):\n"
         " with open(path, 'w+b') as file: file.truncate(4096); m = mmap.mmap(file.fileno(), 0)\n"

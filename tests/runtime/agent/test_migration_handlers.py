@@ -257,7 +257,7 @@ def test_a_deadline_goes_to_the_migrations_of_its_capsule_alone(scene: Scene) ->
 
 @pytest.fixture
 def inspected(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """One whose capsule can be inspected; only its memory is yet to be looked at."""
+    """A scene in which a capsule can be inspected; the test adds the look at its memory."""
 
     async def found(*_: object) -> Any:
         return SimpleNamespace(along=(), output=0)
@@ -295,7 +295,7 @@ def test_a_survey_for_a_snapshot_counts_the_copies_that_give_way_as_room(
 def test_no_snapshot_begins_while_a_forecast_follows_the_memory(
     inspected: Scene, monkeypatch: pytest.MonkeyPatch, watch: bool
 ) -> None:
-    """One that only measures the memory is in nobody's way."""
+    """A forecast that only measures the size of the memory is in nobody's way."""
     refused: list[bool] = []
     resident: Any = SimpleNamespace(spec=SimpleNamespace(name="gpt/1"))
 

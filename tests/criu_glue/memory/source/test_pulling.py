@@ -12,7 +12,7 @@ from liveshift.criu_glue.memory.source.pulling import Pulling
 
 
 def test_a_scan_that_fails_lets_the_others_end_first() -> None:
-    """One that goes on would protect pages whose writes the next look has to find."""
+    """A scan that goes on would protect pages whose writes the next look has to find."""
     nothing: Any = None
     pulling, failed, done = Pulling(2, nothing), threading.Event(), []
 

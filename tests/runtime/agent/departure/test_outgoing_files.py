@@ -134,7 +134,7 @@ def test_what_is_written_twice_in_one_tick_of_the_kernel_is_sent(
 
 
 def test_a_file_system_with_whole_seconds_does_not_tell_either() -> None:
-    """ext4 with inodes of 128 bytes: what is written within the same second has the same time."""
+    """On ext4 with inodes of 128 bytes, two writes within a second give a file the same time."""
     second, began = 1_000_000_000, 1_700_000_000_900_000_000
     same = outgoing_files._may_be_the_same
     assert same(began - began % second, began)

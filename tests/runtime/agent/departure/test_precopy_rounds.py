@@ -93,7 +93,7 @@ def test_they_rest_while_gates_are_closed_and_go_on_when_it_was_for_another(
 
 
 def test_what_is_on_its_way_arrives_before_the_freeze_also_after_an_error(rounds: Counted) -> None:
-    """Else an older chunk could come after the final dirty set, on another lane."""
+    """An older chunk could come after the final dirty set otherwise, on another lane."""
     arrived: list[bool] = []
     lanes: Any = rounds.lanes
     lanes.finish = lambda: arrived.append(True)

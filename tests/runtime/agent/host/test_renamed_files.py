@@ -36,14 +36,13 @@ class Shared:
         self.known = self.identity("tmp")
 
     def write(self, name: str, content: bytes, owner: int = ALICE) -> None:
-        """Into the file that has the name."""
+        """Write into the file that has the name."""
         with (self.top / name).open("r+b" if (self.top / name).exists() else "wb") as file:
             file.write(content)
         os.chown(self.top / name, owner, owner)
 
     def identity(self, name: str) -> Identity:
-        with (self.top / name).open() as file:
-            return statx.identity(file.fileno())
+        return statx.identity(str(self.top / name))
 
     def complete(self) -> None:
         self.write("tmp", HUNDRED)
