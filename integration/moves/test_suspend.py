@@ -157,6 +157,12 @@ def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
 def test_one_that_cannot_be_held_trains_on(lab: LabSession) -> None:
     job = lab.start("wide", LONG, nnodes=4)
     job.wait_step(5)
-    assert "no host can hold its snapshots" in lab.refused("suspend", job.name)
+    for host in lab.lab.hosts:
+        lab.cli("cordon", host)
+    try:
+        assert "no host can hold its snapshots" in lab.refused("suspend", job.name)
+    finally:
+        for host in lab.lab.hosts:
+            lab.cli("uncordon", host)
     job.go_on(AFTER)
     job.stop()

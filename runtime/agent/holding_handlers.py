@@ -145,7 +145,8 @@ class HoldingHandlers:
         if any(generation.kept for generation in here):
             refuse(request.survey.problems, at_source=bool(request.survey.problems))
             return
-        self._check_here(request.survey, request.facts)
+        itself = request.source == self._capsule_table.host  # its own directories are no obstacle
+        self._check_here(request.survey.in_place() if itself else request.survey, request.facts)
         self.make_room(image_bytes(request.survey, request.gpu), request.spec.name)
 
     def _check_here(self, survey: Survey, source: messages.HostFacts) -> None:
@@ -340,4 +341,5 @@ def _note(request: messages.Hold) -> HeldNote:
         image_bytes(request.survey, request.gpu),
         gpu=request.gpu,
         own=request.own,
+        stays=request.stays,
     )

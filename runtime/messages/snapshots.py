@@ -34,6 +34,8 @@ class Hold(Message, frozen=True):
     that restores the image does.
     ``own``: this is the capsule's own host, which keeps a copy for a rewind in place. Nothing comes
     over the wire. The copy goes when a holder's image or the host's processes need the memory.
+    ``stays``: it does not, as a further holder's image does not. The hosts of the job hold each
+    other's images then, and this copy may be the one that is left.
     """
 
     image: str
@@ -48,6 +50,7 @@ class Hold(Message, frozen=True):
     together: dict[str, int] = msgspec.field(default_factory=dict)
     gpu: GpuSurvey | None = None
     own: bool = False
+    stays: bool = False
 
 
 class Holding(Answer, frozen=True):

@@ -3,7 +3,10 @@
 capsules. Pure functions; those that choose return their reason in words if they find nothing.
 
 A holder has no capsule of the job and shares no failure domain with one that has. So the death of
-any one host takes either capsules or images, never both.
+any one host takes either capsules or images, never both. Where no such host is, as the job runs on
+all of them, its hosts hold each other's images (*neighbours*): each image lies on another host of
+the job and on the capsule's own. The death of one host then takes a capsule and one of the two
+copies of other images, never the last one.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Generation:
     the images are saved too, or "". ``saved``: the name of the snapshot there if it is another one,
     because another cluster has saved it, or this one before; else "". ``gpus``: what each capsule
     needs of the GPUs of a host that restores it; a capsule without GPUs is not in it.
-    ``own_copies``: the capsules of which their own host had a copy too. It may be gone by now.
+    ``own_copies``: the capsules of which their own host had a copy too. It may be gone by now,
+    unless that host is among the holders.
     ``carried``: the capsules that had files on carried paths. No two of them may be on one host.
     """
 
@@ -192,6 +196,61 @@ def choose_holders(
     return chosen
 
 
+def choose_neighbours(
+    hosts: Iterable[HostSeen],
+    owners: Mapping[str, str],
+    domains: Mapping[str, str],
+    before: Mapping[str, str],
+    gpus: Mapping[str, GpuNeed] | None = None,
+    *,
+    itself: bool = False,
+) -> dict[str, str] | str:
+    """As :func:`choose_holders`, for a job that no host outside it can hold: a holder may run
+    another capsule of the job, and must not share a failure domain with the capsule that it holds.
+
+    ``itself``: where there is no such host either, the capsule's own one will do. A snapshot that
+    goes on into a directory needs no better one.
+    """
+    known = list(hosts)
+    place = {host.name: number for number, host in enumerate(known)}
+    load: Counter[str] = Counter()
+    chosen: dict[str, str] = {}
+    for capsule, owner in owners.items():
+        refused = {host.name: _why_no_holder(host, {capsule: owner}, domains) for host in known}
+        able = [host for host in known if not refused[host.name]]
+        if not able and itself:
+            able = [host for host in known if host.name == owner and host.up]
+        if not able:
+            return f"no host can hold the snapshots of {capsule}: {reasons(refused)}"
+        holder = before.get(capsule, "")
+        if holder not in {host.name for host in able}:
+            need = (gpus or {}).get(capsule, NO_GPUS)
+            ways = {
+                # The next host after its own, round and round: so each host of the job gets one.
+                (
+                    *_as_holder(host, need, load[host.name])[:2],
+                    _steps(place, owner, host.name),
+                ): host
+                for host in able
+            }
+            holder = ways[min(ways)].name
+        load[holder] += 1
+        chosen[capsule] = holder
+    return chosen
+
+
+def _steps(place: Mapping[str, int], one: str, other: str) -> int:
+    """How many hosts further ``other`` is than ``one``, if the last is followed by the first."""
+    return (place[other] - place.get(one, 0)) % len(place)
+
+
+def beside(host: str, owners: Iterable[str], domains: Mapping[str, str]) -> str:
+    """The first of the hosts ``owners`` that shares a failure domain with ``host``, or is it; ""
+    if none does."""
+    domain = domains.get(host, host)
+    return next((owner for owner in owners if domains.get(owner, owner) == domain), "")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a rewind restores a capsule, and which holder sends the image."""
@@ -235,7 +294,7 @@ def rewind_plan(
                 f"no host that holds {capsule} is up: the image of {generation.name} is on {where}"
             )
         if capsule in stays:
-            plan[capsule] = Place(owner, up[0])
+            plan[capsule] = Place(owner, owner if owner in up else up[0])
             continue
         need = generation.gpus.get(capsule, NO_GPUS)
         ready = [host for host in known.values() if _receives(host) and host.name not in avoid]
@@ -334,10 +393,8 @@ def _why_no_holder(
 ) -> str | None:
     if host.name in owners.values():
         return "runs a capsule of the job"
-    domain = domains.get(host.name, host.name)
-    beside = next((name for name in owners.values() if domains.get(name, name) == domain), None)
-    if beside is not None:
-        return f"is in one failure domain with {beside}, which runs a capsule of the job"
+    if owner := beside(host.name, owners.values(), domains):
+        return f"is in one failure domain with {owner}, which runs a capsule of the job"
     if not host.up:
         return "is not up"
     if not host.takes_work:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..model.jobs import Job
-from ..model.snapshots import choose_holders
+from ..model.snapshots import choose_holders, choose_neighbours
 from ..snapshot.context import SnapshotContext
 from ..snapshot.cut_links import EARLY, silences
 from ..snapshot.directory_images import DirectoryImages
@@ -25,6 +27,17 @@ from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.protection")
+
+PATIENCE = 2.0
+"""A job's own hosts hold its snapshots once no other host has been able to for so many times
+``timeouts.suspicion``."""
+
+REFUSED_S = 600.0
+"""A host that could not hold an image of a job is asked after the others for so many seconds."""
+
+
+Chosen = dict[str, str] | str
+"""The holder of each capsule's image, or why there is none."""
 
 
 class JobSnapshots:
@@ -35,7 +48,9 @@ class JobSnapshots:
         self._context = context
         self._images = images
         self._journal = fleet.journal.snapshots
-        self._refused: dict[str, set[str]] = {}  # by job: hosts that could not hold an image of it
+        self._without: dict[str, float] = {}  # by job: when a host outside it could last hold it
+        # By job: hosts that could not hold an image of it → when that was (monotonic seconds).
+        self._refused: dict[str, dict[str, float]] = {}
         self._tasks = Tasks()
         self.ordered: set[str] = set()
 
@@ -85,27 +100,49 @@ class JobSnapshots:
             return f"{one} and {other} do not reach each other"
         return ""
 
-    def holders(self, job: Job) -> dict[str, str] | str:
-        """Return a holder for each capsule's image, or a text that says why there is none. A host
-        that has refused an image, did not answer or damaged one comes last: it may do better by
-        now. So does one that a job has left because of its links."""
+    def holders(self, job: Job, *, ordered: bool = False, saved: bool = False) -> Chosen:
+        """Return a holder for each capsule's image, or a text that says why there is none.
+
+        If no host outside the job can hold it, its own hosts do. Hosts may be away for a moment,
+        and all memory has to go to a new holder. So that must last for a while, unless the snapshot
+        is ``ordered``. A host that has refused an image, did not answer or damaged one comes last:
+        it may do better by now. So does one that a job has left because of its links. ``saved``:
+        the images go on into a directory, so any host will do.
+        """
+        now, refused = time.monotonic(), self._recently_refused(job)
+        since = self._without.setdefault(job.name, now)
+        long = ordered or now - since > PATIENCE * self._fleet.cluster.timeouts.suspicion
+        for others in (refused, set[str]()):
+            outside = self._choose(job, choose_holders, others)
+            if not isinstance(outside, str):
+                if others == refused:
+                    self._without[job.name] = now
+                return outside
+            neighbours = self._choose(job, partial(choose_neighbours, itself=saved), others)
+            if long and not isinstance(neighbours, str):
+                return neighbours
+        return outside
+
+    def _choose(self, job: Job, choose: Callable[..., Chosen], refused: set[str]) -> Chosen:
+        """Let ``choose`` find a holder for each image that is none of the hosts ``refused``."""
         cluster, views = self._fleet.cluster, self._fleet.views()
-        owners = job.owners
         newest = job.newest.holders if job.newest else {}
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
-        refused = self._refused.get(job.name, set())
         # What such a host holds already stays there: elsewhere all memory would have to go.
         last = self._fleet.left_hosts.recent() - {*before.values()}
         gpus = {c.name: self._fleet.gpu_need(c, c.host) for c in job.capsules.values()}
+        chosen: Chosen = ""
         for others in ({*refused, *last}, refused):
             willing = [view for view in views if view.name not in others]
-            chosen = choose_holders(willing, owners, cluster.domains, before, gpus)
+            chosen = choose(willing, job.owners, cluster.domains, before, gpus)
             if not isinstance(chosen, str):
-                return chosen
-        if refused:
-            refused.clear()
-            chosen = choose_holders(views, owners, cluster.domains, before, gpus)
+                break
         return chosen
+
+    def _recently_refused(self, job: Job) -> set[str]:
+        since = time.monotonic() - REFUSED_S
+        refused = self._refused.get(job.name, {})
+        return {host for host, at in refused.items() if at > since}
 
     # ---- one snapshot --------------------------------------------------------------------------
 
@@ -121,6 +158,9 @@ class JobSnapshots:
     ) -> Snapshot:
         """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
         ``suspends``, ``to``, ``asked``, ``ordered``: as in Snapshot."""
+        for notes in (self._without, self._refused):
+            for gone in notes.keys() - self._fleet.jobs.keys():
+                del notes[gone]
         number = self._journal.begin_snapshot(job.name)
         snapshot = Snapshot(
             self._context,
@@ -144,10 +184,10 @@ class JobSnapshots:
         for trouble in snapshot.troubles:
             self._fleet.journal.note(job.name, "snapshot", f"{snapshot.name}: {trouble}")
         if snapshot.generation is not None:
-            self._refused.pop(job.name, None)
             return
         if snapshot.refused:
-            self._refused.setdefault(job.name, set()).update(snapshot.refused)
+            now = time.monotonic()
+            self._refused.setdefault(job.name, {}).update(dict.fromkeys(snapshot.refused, now))
         self._give_up(snapshot.number)
 
     def _enter(self, snapshot: Snapshot) -> None:

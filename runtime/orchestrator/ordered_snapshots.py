@@ -75,7 +75,7 @@ class OrderedSnapshots:
     def suspend(self, who: str, job: Job, to: str, *, dry_run: bool) -> SuspensionOrdered:
         """Order that the job's next snapshot suspends the job. ``to``: see RewindRow. Raises
         Refused."""
-        holders = self._check(job, "suspended")
+        holders = self._check(job, "suspended", to)
         moves = self._snapshots.moves(job)
         if not dry_run:
             text = "a last snapshot is taken, then it ends everywhere"
@@ -90,7 +90,7 @@ class OrderedSnapshots:
         if job.state != "running":
             hint = f"`liveshift suspend {job.name} --to {to}`" if job.state == "suspended" else ""
             raise _cannot(job, "saved", f"it is {job.state}", hint)
-        holders = self._check(job, "saved")
+        holders = self._check(job, "saved", to)
         moves = self._snapshots.moves(job)
         if not dry_run:
             text = f"a snapshot is taken, and saved in {to}"
@@ -106,7 +106,7 @@ class OrderedSnapshots:
         self._failed(order, f"{who} took the order back")
         return True
 
-    def _check(self, job: Job, what: str) -> dict[str, str]:
+    def _check(self, job: Job, what: str, to: str) -> dict[str, str]:
         """The hosts that would hold the images; none are chosen before the job's moves are over.
         Raises Refused if no snapshot is possible now, nor after these moves."""
         if self._snapshots.moves(job):
@@ -115,7 +115,7 @@ class OrderedSnapshots:
             return {}
         if hindrance := self._snapshots.hindrance(job):
             raise _cannot(job, what, hindrance)
-        holders = self._snapshots.holders(job)
+        holders = self._snapshots.holders(job, ordered=True, saved=bool(to))
         if isinstance(holders, str):
             raise _cannot(job, what, holders)
         return holders
@@ -161,7 +161,7 @@ class OrderedSnapshots:
 
     def _begin(self, order: _Order) -> None:
         job = order.job
-        holders = self._snapshots.holders(job)
+        holders = self._snapshots.holders(job, ordered=True, saved=bool(order.to))
         why = self._snapshots.hindrance(job) or (holders if isinstance(holders, str) else "")
         if why or isinstance(holders, str):
             self._failed(order, why)

@@ -33,7 +33,8 @@ both together (docs/gpu.md). A snapshot that certainly takes too long must not p
 
 
 class CapsuleImage:
-    """The image ``image`` of a capsule, which goes from its host to ``holder``.
+    """The image ``image`` of a capsule, which goes from its host to ``holder``. ``neighbour``: the
+    holder may die together with a capsule of the job. Then the own host's copy is held, too.
 
     Its requests go to the host that had the capsule at the beginning, since the session is there.
     """
@@ -46,6 +47,8 @@ class CapsuleImage:
         capsule: Capsule,
         holder: str,
         limits: Timeouts,
+        *,
+        neighbour: bool = False,
     ) -> None:
         self.name = capsule.name
         self.host = capsule.host
@@ -68,6 +71,7 @@ class CapsuleImage:
         """What kept the capsule's device state from coming back at the thaw, as text."""
         self.own_copy = False
         """Whether the capsule's own host has a copy of the image, or takes one now."""
+        self._neighbour = neighbour
         self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
@@ -75,6 +79,11 @@ class CapsuleImage:
         self._capsule = capsule
         self._limits = limits
         self._inspected: messages.Inspected | None = None
+
+    @property
+    def holders(self) -> list[str]:
+        """After :meth:`check_held`: the hosts that hold the image."""
+        return [self.holder, self.host] if self._neighbour and self.own_copy else [self.holder]
 
     async def inspect(self) -> int:
         """Survey the capsule; returns the bytes that its image will take at the holder. Raises
@@ -116,17 +125,19 @@ class CapsuleImage:
         except LiveshiftError:  # it has no room, or does not answer: the next one may be better
             self.refused = True
             raise
-        least = holding.least
+        base, least = holding.base, holding.least
         if own_stands is not None:
             self.own_copy = True
             least = max(least, own_stands.least)
+            if self._neighbour and own_stands.base != base:
+                base = 0  # so all memory goes to both
         self.begun = True  # before it is sent: the answer may be lost
         start = messages.StartSnapshot(
             image=self._image,
             capsule=self.name,
             holder=self.holder,
             endpoint=holding.endpoint,
-            base=holding.base,
+            base=base,
             least=least,
             deadline=limits.precopy - limits.suspicion,
             gpus=sorted(self.gpu_need.used),
@@ -142,7 +153,7 @@ class CapsuleImage:
         """Let the capsule's own host prepare for a copy of the image; None if it takes none."""
         if together is None:
             return None
-        own = msgspec.structs.replace(hold, own=True, together=together)
+        own = msgspec.structs.replace(hold, own=True, stays=self._neighbour, together=together)
         try:
             limit = self._limits.prepare
             return await self._request(self.host, own, limit, messages.Holding)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from ...errors import NotFound
+from ...errors import NotFound, Unreachable
 from .. import messages
 from ..config.cluster import Cluster
 from ..model.jobs import Capsule, Job
@@ -28,8 +28,8 @@ async def images_gone(
     *,
     trains: bool,
 ) -> str:
-    """Say which image of the plan is gone: its holder does not have it any more, nor the host on
-    which the capsule was. Return "" if all are there.
+    """Say which image of the plan is gone: no holder has it any more, nor the host on which the
+    capsule was. Return "" if all are there.
 
     ``trains``: the job may train on, so it must not be ended for a damaged image. Then the holders
     compare the images, unless these have just come: they were compared then. Raises LiveshiftError
@@ -42,12 +42,15 @@ async def images_gone(
         image, name = image_name(generation.number, capsule.index), capsule.name
         get = messages.GetHeld(image, name, compare)
         home, why = generation.home(name), ""
-        for host in (plan[name].holder, *([home] if home and context.is_up(home) else [])):
+        holders = list(dict.fromkeys((plan[name].holder, *generation.holders.get(name, ()))))
+        for host in filter(context.is_up, [*holders, *([home] if home else [])]):
             try:
                 await context.request(host, get, limit)
                 return ""
             except NotFound as gone:
                 why = why or f"{image}, the image of {name}, is gone: {gone}"
+        if away := next((host for host in holders if not context.is_up(host)), ""):
+            raise Unreachable(f"{away}, which may have {image}, the image of {name}, is not up")
         return why
 
     found = await asyncio.gather(*map(look, job.capsules.values()))

@@ -14,7 +14,7 @@ from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
 from ..model.failures import NOTHING_SEEN, FailuresSeen, source
 from ..model.jobs import Job
-from ..model.snapshots import SHORT, Generation, HostSeen, Room, rewind_plan
+from ..model.snapshots import SHORT, Generation, HostSeen, Room, beside, rewind_plan
 
 REWIND_BASE_S = 1.0
 SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6
@@ -130,13 +130,17 @@ def exposed(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
     if gone := _gone(job, job.newest, hosts):
         return gone
     name = job.newest.name
-    beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
     for holder in holders_of(job):
         if holder in hosts.left:
             return f"{holder}, which keeps {name}, is short of memory"
-        if capsule := beside.get(domains.get(holder, holder)):
-            where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"
-            return f"{holder} keeps {name}, and {capsule.name} runs {where}"
+    running = {c.host: c.name for c in job.capsules.values() if c.code is None}
+    for holders in job.newest.holders.values():
+        if len({domains.get(holder, holder) for holder in holders}) == 1:
+            # One death takes all copies of this image. It must take no capsule as well.
+            holder = holders[0]
+            if host := beside(holder, running, domains):
+                where = "there" if host == holder else f"in its failure domain ({host})"
+                return f"{holder} keeps {name}, and {running[host]} runs {where}"
     return ""
 
 

@@ -34,7 +34,7 @@ from ..cost.model import max_pause
 from ..daemon.faultpoints import reached
 from ..migration.context import NoBoundary
 from ..model.jobs import Job
-from ..model.snapshots import Generation, image_name
+from ..model.snapshots import Generation, beside, image_name
 from .capsule_image import CapsuleImage
 from .context import SnapshotContext
 
@@ -94,8 +94,9 @@ class Snapshot:
                 image_name(number, capsule.index),
                 job,
                 capsule,
-                holders.get(capsule.name, ""),
+                (holder := holders.get(capsule.name, "")),
                 self._limits,
+                neighbour=bool(beside(holder, job.owners.values(), context.cluster.domains)),
             )
             for capsule in job.capsules.values()
         ]
@@ -193,12 +194,17 @@ class Snapshot:
         sizes = await self._all(CapsuleImage.inspect)
         self._check_asked()
         come: dict[str, dict[str, int]] = defaultdict(dict)
+        # The hosts of a suspended job are to be free.
+        copied = [p for p in self._parts if not self._suspends and p.host != p.holder]
         for part, size in zip(self._parts, sizes, strict=True):
-            come[part.holder][part.name] = come[part.host][part.name] = size
-        own = not self._suspends  # the hosts of a suspended job are to be free
+            come[part.holder][part.name] = size
+            if part in copied:
+                come[part.host][part.name] = size
         await self._all(
             lambda part: part.send_ahead(
-                come[part.holder], come[part.host] if own else None, ordered=self._ordered
+                come[part.holder],
+                come[part.host] if part in copied else None,
+                ordered=self._ordered,
             )
         )
         self._check_job()
@@ -249,7 +255,7 @@ class Snapshot:
             self._time,
             self._rewinds,
             {part.name: (part.host, part.epoch) for part in self._parts},
-            {part.name: [part.holder] for part in self._parts},
+            {part.name: part.holders for part in self._parts},
             sum(sizes),
             gpus={part.name: part.gpu_need for part in self._parts if part.gpu_need.used},
             own_copies=[part.name for part in self._parts if part.own_copy],

@@ -342,7 +342,7 @@ class HeldCapsule:
         if self._store is None or self._store.lent or self._leaving:
             return False
         found = self.generations
-        return bool(found) and all(g.note.own and not g.users for g in found)
+        return bool(found) and all(g.note.gives_way and not g.users for g in found)
 
     def _find(self, number: int) -> HeldGeneration:
         if (generation := self._generations.get(number)) is None:

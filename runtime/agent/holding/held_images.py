@@ -216,7 +216,7 @@ class HeldImages:
         try:
             self._check_fits(note, together)
         except Refused:
-            copies = set() if note.own else set(self._giving_way(note.spec.name))
+            copies = set() if note.gives_way else set(self._giving_way(note.spec.name))
             if not copies:
                 raise
             self._check_fits(note, together, copies)
@@ -258,7 +258,7 @@ class HeldImages:
         here = {name: size for name, size in used.items() if name not in without}
         announced = {name: found[name].needed for name in here}
         left = {n: max(0, size - here.get(n, 0)) for n, size in {**announced, **come}.items()}
-        kept = COPY_FREE if note.own else KEPT_FREE
+        kept = COPY_FREE if note.gives_way else KEPT_FREE
         lacking = sum(left.values())
         spare = host_facts.memory_to_spare(kept) + sum(used[name] for name in without)
         if lacking <= spare:

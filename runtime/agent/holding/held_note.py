@@ -24,7 +24,7 @@ class HeldNote(msgspec.Struct, frozen=True):
 
     ``bytes``: the size of the whole image here. ``rewritten``: so many bytes of an image differ
     from the one before. ``gpu``: what the capsule used of GPUs at its source. ``own``: the capsule
-    runs on this host, which keeps a copy to rewind it in place.
+    runs on this host, which keeps a copy to rewind it in place. ``stays``: as in Hold.
     """
 
     migration: str
@@ -40,6 +40,12 @@ class HeldNote(msgspec.Struct, frozen=True):
     rewritten: int = 0
     gpu: GpuSurvey | None = None
     own: bool = False
+    stays: bool = False
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether this is a copy that goes when its memory is needed."""
+        return self.own and not self.stays
 
     @property
     def needed(self) -> int:

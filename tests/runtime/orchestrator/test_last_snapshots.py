@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from fleet_scene import into_one_rack
 from suspensions_scene import SuspensionsScene, scene
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
@@ -53,6 +54,7 @@ def one_down(scene: SuspensionsScene) -> None:
 
 
 def no_holder(scene: SuspensionsScene) -> None:
+    into_one_rack(scene.fleet, "h0", "h1")
     scene.fleet.hosts["h2"].heard = 0.0
 
 
@@ -220,6 +222,8 @@ def test_a_move_that_begins_before_the_write_goes_first(scene: SuspensionsScene,
 
 
 def test_what_is_wrong_after_the_move_ends_the_order(scene: SuspensionsScene) -> None:
+    into_one_rack(scene.fleet, "h0", "h1")
+
     async def play() -> None:
         move = a_move(scene)
         async with scene.at_work():
@@ -294,6 +298,8 @@ def test_a_restarted_orchestrator_says_that_an_order_that_waited_is_void(
 
 
 def test_what_hinders_a_last_snapshot_by_its_time_is_noted(scene: SuspensionsScene) -> None:
+    into_one_rack(scene.fleet, "h0", "h1")
+
     async def play() -> None:
         scene.ask(snapshot_every=0.001)
         closes = scene.held["CloseSnapshot"] = asyncio.Event()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from fleet_scene import into_one_rack
 from saved_scene import DISK, SavedScene, saving
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
@@ -50,16 +51,21 @@ def test_a_dry_run_only_names_the_holders(saving: SavedScene) -> None:
     assert not saving.snapshots.ordered
 
 
+def test_without_another_host_the_jobs_own_hosts_hold_what_is_saved(saving: SavedScene) -> None:
+    for host in saving.fleet.hosts.values():
+        host.heard = float("inf")
+    saving.fleet.hosts["h2"].heard = 0.0
+    assert order(saving, dry_run=True).holders == {"a/0": "h1", "a/1": "h0"}
+    into_one_rack(saving.fleet, "h0", "h1")
+    assert order(saving, dry_run=True).holders == {"a/0": "h0", "a/1": "h1"}
+
+
 def suspended(scene: SavedScene) -> None:
     scene.job.state = "suspended"
 
 
 def ending(scene: SavedScene) -> None:
     scene.job.state = "ending"
-
-
-def no_holder(scene: SavedScene) -> None:
-    scene.fleet.hosts["h2"].heard = 0.0
 
 
 def one_ended(scene: SavedScene) -> None:
@@ -71,7 +77,6 @@ def one_ended(scene: SavedScene) -> None:
     [
         (suspended, "it is suspended", f"`liveshift suspend a --to {DISK}`"),
         (ending, "it is ending", "`liveshift status a -o wide`"),
-        (no_holder, "no host can hold its snapshots", "liveshift status"),
         (one_ended, "a/1 has ended", "liveshift status"),
     ],
 )

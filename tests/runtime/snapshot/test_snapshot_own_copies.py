@@ -13,13 +13,16 @@ from snapshot_stage import (
     WAYS,
     Failure,
     SnapshotStage,
+    a_job,
     a_snapshot,
     named,
     of,
     play,
 )
 
+from liveshift.errors import Refused
 from liveshift.runtime import messages
+from liveshift.runtime.snapshot.snapshot import Snapshot
 
 
 def starts(stage: SnapshotStage) -> dict[str, Any]:
@@ -75,4 +78,63 @@ def test_the_hosts_of_a_job_that_is_suspended_keep_no_copy() -> None:
     asyncio.run(a_snapshot(stage, suspends="a person wants it").run())
     ((generation, _),) = stage.suspended
     assert generation.own_copies == []
+    assert not [m for _, m in of(stage, messages.Hold) if m.own]
+
+
+# ---- the hosts of the job hold each other's images -------------------------------------------
+
+
+def among_themselves(stage: SnapshotStage, *, suspends: str = "") -> Snapshot:
+    holders = {f"gpt/{i}": f"h{(i + 1) % 3}" for i in range(3)}
+    return Snapshot(stage, 17, a_job(), holders, suspends=suspends)
+
+
+def test_then_the_copy_at_home_is_held_as_well() -> None:
+    stage = SnapshotStage()
+    made = play(stage, among_themselves(stage)).generation
+    assert made is not None
+    assert made.holders == {f"gpt/{i}": [f"h{(i + 1) % 3}", f"h{i}"] for i in range(3)}
+    assert [made.home(capsule) for capsule in made.owners] == ["", "", ""]
+    holds = of(stage, messages.Hold)
+    assert {m.stays for _, m in holds if m.own} == {True}
+    for host, m in holds:
+        assert set(m.together) == {f"gpt/{host[1:]}", f"gpt/{(int(host[1:]) - 1) % 3}"}, (
+            "each host gets two images, and has room for both or for none"
+        )
+
+
+@pytest.mark.parametrize("base", [0, 3, 4])
+def test_all_memory_goes_unless_both_have_the_same(base: int) -> None:
+    """The copy at home must become whole: it may be the one that is left."""
+    stage = SnapshotStage()
+    stage.stands = messages.Holding("", base=base, least=2)
+    play(stage, among_themselves(stage))
+    sent = 4 if base == 4 else 0
+    assert {(m.base, m.own, m.least) for m in starts(stage).values()} == {(sent, base, 6)}
+
+
+def test_a_neighbour_alone_is_better_than_no_snapshot() -> None:
+    stage = SnapshotStage()
+    stage.fail("HoldOwn gpt/1", Refused("no memory is left"))
+    made = play(stage, among_themselves(stage)).generation
+    assert made is not None
+    assert made.holders["gpt/1"] == ["h2"]
+    assert made.holders["gpt/0"] == ["h1", "h0"]
+
+
+def test_a_suspended_job_leaves_one_image_with_each_neighbour() -> None:
+    stage = SnapshotStage()
+    asyncio.run(among_themselves(stage, suspends="a person wants it").run())
+    ((generation, _),) = stage.suspended
+    assert generation.holders == {f"gpt/{i}": [f"h{(i + 1) % 3}"] for i in range(3)}
+    together = {host: set(m.together) for host, m in of(stage, messages.Hold)}
+    assert together == {f"h{(i + 1) % 3}": {f"gpt/{i}"} for i in range(3)}
+
+
+def test_an_image_that_its_own_host_holds_is_not_copied_there_as_well() -> None:
+    stage = SnapshotStage()
+    snapshot = Snapshot(stage, 17, a_job(), {f"gpt/{i}": f"h{i}" for i in range(3)})
+    made = play(stage, snapshot).generation
+    assert made is not None
+    assert made.holders == {f"gpt/{i}": [f"h{i}"] for i in range(3)}
     assert not [m for _, m in of(stage, messages.Hold) if m.own]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -42,3 +43,14 @@ def a_fleet(state: Path, more: str = "") -> Fleet:
     capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
     made.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, started, capsules)
     return made
+
+
+def into_one_rack(fleet: Fleet, *names: str) -> None:
+    """Put these hosts into one failure domain: none of them can hold another's images."""
+    fleet.cluster = replace(
+        fleet.cluster,
+        hosts=tuple(
+            replace(host, domain="rack-1") if host.name in names else host
+            for host in fleet.cluster.hosts
+        ),
+    )

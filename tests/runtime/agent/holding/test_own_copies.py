@@ -28,8 +28,9 @@ def own(number: int, size: int = 8 * MB, index: int = 1) -> HeldNote:
     return msgspec.structs.replace(note(number, size=size, index=index), own=True)
 
 
-def keep_own(holder: Holder, number: int, index: int = 1) -> None:
-    inbox = holder.images.expect(own(number, index=index))
+def keep_own(holder: Holder, number: int, index: int = 1, *, stays: bool = False) -> None:
+    expected = msgspec.structs.replace(own(number, index=index), stays=stays)
+    inbox = holder.images.expect(expected)
     inbox.by_wire = True  # as the scene's source sends
     source = Source(inbox)
     source.send_pages(MEMORY)
@@ -194,3 +195,32 @@ def test_a_restarted_agent_knows_that_it_is_an_own_copy(holder: Holder) -> None:
     holder.again()
     assert [g.note.own for g in holder.images.generations()] == [True]
     assert holder.images.drop_own() == ["gpt/1"]
+
+
+# ---- a copy that stays -----------------------------------------------------------------------
+
+
+def test_a_copy_that_protects_its_job_does_not_give_way(holder: Holder) -> None:
+    keep_own(holder, 17, stays=True)
+    holder.again()
+    assert holder.images.own_bytes() == 0
+    with pytest.raises(Refused, match="cannot hold the image of gpt/2"):
+        holder.images.expect(note(18, size=60 * MB, index=2))
+    assert holder.images.drop_own() == []
+    assert names(holder) == ["s17.1"]
+
+
+def test_other_copies_make_room_for_it(holder: Holder) -> None:
+    keep_own(holder, 17)
+    stays = msgspec.structs.replace(own(18, 60 * MB, index=2), stays=True)
+    holder.images.expect(stays)
+    assert names(holder) == ["s18.2"]
+
+
+def test_it_may_take_as_much_memory_as_a_holders_image(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda kept: int((0.12 - kept) * 1000 * MB))
+    with pytest.raises(Refused):
+        holder.images.expect(own(17))
+    holder.images.expect(msgspec.structs.replace(own(17), stays=True))
