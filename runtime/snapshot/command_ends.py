@@ -47,6 +47,9 @@ class CommandEnds:
         """
         if end.code == 0:
             return False
+        if end.found_dead:  # it has died with its host, and not of itself
+            self._lookout.lacks(capsule, f"{capsule.host} came back without {capsule.name}")
+            return True
         if self._lookout.why(job) or self._lookout.suspects(job):
             return True  # it is the work of what is lost, or may be
         assert job.newest is not None

@@ -64,6 +64,7 @@ class CapsuleTable:
         await asyncio.to_thread(self.factory.clear_unfinished, arriving)
         for resident in await asyncio.to_thread(self.factory.returning):
             ran_here.remember(self.factory, resident.spec.name, resident.epoch)
+            resident.found_dead = not resident.sandbox.alive()
             self.admit(resident)
 
     def admit(self, resident: RunningCapsule) -> None:

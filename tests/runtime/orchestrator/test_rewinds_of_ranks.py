@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from functools import partial
 
+import msgspec
 import pytest
 from rewinds_scene import FAULT_S, RewindsScene, ended, scene
 
@@ -85,6 +87,27 @@ def test_what_fails_after_an_error_of_its_gpu_fails_of_it(scene: RewindsScene) -
     assert "a/1 ended with code 1, and GPU-b of h1 reported Xid 79" in why
     assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h2", 3, True)}
     assert scene.died() == [{"a/1": 7}]
+
+
+def test_what_died_with_its_host_is_no_fault_of_the_job(scene: RewindsScene) -> None:
+    """A host without power comes back before the job has gone back: it had to wait, say. However
+    often that happens, max_rewinds does not count it."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            for count in range(1, 8):
+                dead = msgspec.structs.replace(scene.end("a/1", KILLED), found_dead=True)
+                assert scene.report(dead)
+                await scene.until(partial(_rewound, scene, count))
+
+    asyncio.run(play())
+    assert all("came back without a/1" in text for text in scene.history("rewinding"))
+    assert scene.died() == [{}] * 7
+    assert all(owner[2] for owner in scene.owners().values())
+
+
+def _rewound(scene: RewindsScene, times: int) -> bool:
+    return len(scene.history("rewound")) == times
 
 
 def test_what_fails_by_itself_ends_the_job_once_that_is_certain(scene: RewindsScene) -> None:
