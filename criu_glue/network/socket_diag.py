@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 from .sockets_inside import netlink
 
@@ -21,10 +22,10 @@ _HEAD = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 
 
-def sockets_of(pid: int, asked: bytes) -> Iterator[bytes]:
-    """Yield the kernel's entry for each socket that the request ``asked`` selects in the network
-    namespace of ``pid``. Raises OSError."""
-    with netlink(pid, _SOCK_DIAG) as line:
+def sockets_of(where: int | Path, asked: bytes) -> Iterator[bytes]:
+    """Yield the kernel's entry for each socket that the request ``asked`` selects in a network
+    namespace; ``where``: as in sockets_inside.socket_inside. Raises OSError."""
+    with netlink(where, _SOCK_DIAG) as line:
         size = _HEAD.size + len(asked)
         line.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + asked)
         while True:

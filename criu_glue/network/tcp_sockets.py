@@ -8,16 +8,17 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from .socket_diag import attributes, destroy, sockets_of
 
-ESTABLISHED, CLOSE_WAIT = 1, 8
-_OPEN = (ESTABLISHED, 2, 4, 5, CLOSE_WAIT)
-"""The states of an open connection: these two, and SYN_SENT, FIN_WAIT1, FIN_WAIT2
+ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING = 1, 4, 8, 9, 11
+_OPEN = (ESTABLISHED, 2, FIN_WAIT1, 5, CLOSE_WAIT)
+"""The states of an open connection: these three, and SYN_SENT, FIN_WAIT2
 (include/net/tcp_states.h)."""
 _INFO = 2  # INET_DIAG_INFO, linux/inet_diag.h
 _ASKED = struct.Struct("=BBBxI48s")  # struct inet_diag_req_v2
-_ENTRY = struct.Struct("=BBBB48sI16x")  # struct inet_diag_msg
+_ENTRY = struct.Struct("=BBBB48sI4xI8x")  # struct inet_diag_msg
 _PEER = struct.Struct("!2xH16x16s12x")  # of struct inet_diag_sockid
 _TIMEOUT = struct.Struct("=8xI")  # tcpi_rto of struct tcp_info, in microseconds
 
@@ -26,7 +27,8 @@ _TIMEOUT = struct.Struct("=8xI")  # tcpi_rto of struct tcp_info, in microseconds
 class TcpSocket:
     """One socket. ``timer``: what it is for (inet_sk_diag_fill in net/ipv4/inet_diag.c). ``times``:
     how often it has run out without an answer. ``left_s``: seconds until it runs out again.
-    ``timeout_s``: seconds for which the kernel waits now before it sends again."""
+    ``timeout_s``: seconds for which the kernel waits now before it sends again.
+    ``unacknowledged``: bytes that the peer has yet to acknowledge."""
 
     family: int
     identity: bytes
@@ -36,15 +38,17 @@ class TcpSocket:
     times: int
     left_s: float
     timeout_s: float
+    unacknowledged: int
 
 
-def tcp_sockets(pid: int, *states: int) -> Iterator[TcpSocket]:
-    """Yield the sockets in these states in the network namespace of ``pid``. An IPv4-mapped IPv6
-    address is given as the IPv4 address. Raises OSError."""
+def tcp_sockets(where: int | Path, *states: int) -> Iterator[TcpSocket]:
+    """Yield the sockets in these states in a network namespace; ``where``: as in
+    sockets_inside.socket_inside. An IPv4-mapped IPv6 address is given as the IPv4 address. Raises
+    OSError."""
     mask = sum(1 << state for state in states)
     for family in (socket.AF_INET, socket.AF_INET6):
         asked = _ASKED.pack(family, socket.IPPROTO_TCP, 1 << _INFO - 1, mask, bytes(48))
-        for entry in sockets_of(pid, asked):
+        for entry in sockets_of(where, asked):
             yield _read(entry)
 
 
@@ -69,12 +73,22 @@ def abort_all_but(pid: int, inside: str, gateway: str) -> list[str]:
 
 
 def _read(entry: bytes) -> TcpSocket:
-    family, _, timer, times, identity, left_ms = _ENTRY.unpack_from(entry)
+    family, _, timer, times, identity, left_ms, queued = _ENTRY.unpack_from(entry)
     port, raw = _PEER.unpack(identity)
     info = next((value for kind, value in attributes(entry, _ENTRY.size) if kind == _INFO), b"")
     (timeout_us,) = _TIMEOUT.unpack_from(info) if len(info) >= _TIMEOUT.size else (0,)
     peer = _address(family, raw)
-    return TcpSocket(family, identity, peer, port, timer, times, left_ms * 1e-3, timeout_us * 1e-6)
+    return TcpSocket(
+        family,
+        identity,
+        peer,
+        port,
+        timer,
+        times,
+        left_ms * 1e-3,
+        timeout_us * 1e-6,
+        queued,
+    )
 
 
 def _address(family: int, raw: bytes) -> str:

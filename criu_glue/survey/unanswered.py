@@ -13,7 +13,7 @@ import ipaddress
 from ... import proc_text
 from ..network.tcp_sockets import CLOSE_WAIT, ESTABLISHED, TcpSocket, tcp_sockets
 
-_RETRANSMIT, _PROBE = 1, 4
+_RETRANSMIT, PROBE = 1, 4
 """What a connection's timer is for: to send again what was not acknowledged, or to ask whether the
 peer's full window has become free."""
 
@@ -35,13 +35,13 @@ def unanswered(pid: int, subnet: str) -> dict[str, float]:
     acknowledge are not in it. Raises OSError."""
     own, found = ipaddress.ip_network(subnet), dict[str, float]()
     for each in tcp_sockets(pid, ESTABLISHED, CLOSE_WAIT):  # in these a program sends
-        silent = each.times and each.timer in (_RETRANSMIT, _PROBE)
+        silent = each.times and each.timer in (_RETRANSMIT, PROBE)
         if silent and ipaddress.ip_address(each.peer) in own:
-            found[each.peer] = max(_waited_s(each), found.get(each.peer, 0.0))
+            found[each.peer] = max(waited_s(each), found.get(each.peer, 0.0))
     return found
 
 
-def _waited_s(each: TcpSocket) -> float:
+def waited_s(each: TcpSocket) -> float:
     """Seconds for which a connection has waited for an answer; 0 if that is not known.
 
     The kernel waits for the timeout, sends again and doubles the timeout, until an acknowledgement
@@ -50,6 +50,6 @@ def _waited_s(each: TcpSocket) -> float:
     doubles no more. Then this is less than the truth. Probes of a full window do not begin anew
     with an answer, so their number alone says that the last ones had none.
     """
-    if each.timer == _PROBE:
+    if each.timer == PROBE:
         return 0.0
     return max(0.0, 2 * each.timeout_s - each.timeout_s / 2.0**each.times - each.left_s)

@@ -54,6 +54,10 @@ from .try_hosts import try_hosts
 
 log = logging.getLogger("liveshift.agent")
 
+REPORTED_S, DELIVERY_S, DELIVERY_LOOK_S = 0.3, 600.0, 0.05
+"""The end of a command is reported after at most REPORTED_S seconds. Its network stays for at most
+DELIVERY_S seconds, for peers that read slowly what it had sent. The agent looks every
+DELIVERY_LOOK_S seconds whether they have it all."""
 THREADS = 64
 
 
@@ -330,20 +334,36 @@ class Agent:
     async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
-        try:  # `ip` and the kernel may take a while, and heartbeats must go on
-            await asyncio.to_thread(resident.unplug)
-        except Exception:  # the other ranks must learn of the end all the same
-            log.exception("the network of %s is left", resident.spec.name)
+        removal = asyncio.create_task(self._unplug(resident))
+        self._tasks.keep(removal)
+        await asyncio.wait({removal}, timeout=REPORTED_S)  # others must learn of it in time
         first = resident.deaths.first
         number, finished = (first.signal, first.collectives) if first else (0, 0)
         report = messages.CapsuleEnded(
-            resident.spec.name, resident.epoch, resident.code, number, finished
+            resident.spec.name,
+            resident.epoch,
+            resident.code,
+            number,
+            finished,
+            found_dead=resident.found_dead and code is None,
         )
         while True:
             with contextlib.suppress(LiveshiftError):
                 await self._request(report, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _unplug(self, resident: RunningCapsule) -> None:
+        """Remove the network of a command that has ended, once its peers have what it had sent: the
+        kernel delivers that while the network is there."""
+        until = time.monotonic() + DELIVERY_S
+        try:
+            while time.monotonic() < until and await asyncio.to_thread(resident.delivers):
+                await asyncio.sleep(DELIVERY_LOOK_S)
+            # In a thread: `ip` and the kernel may take a while, and heartbeats must go on.
+            await asyncio.to_thread(resident.unplug)
+        except Exception:
+            log.exception("the network of %s is left", resident.spec.name)
 
     async def _start(self, request: messages.Start) -> None:
         env = {**await asyncio.to_thread(self.gpus.environment), **request.spec.env}

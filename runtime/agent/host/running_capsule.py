@@ -24,6 +24,7 @@ from ....criu_glue.images import pids
 from ....criu_glue.network import fence, network, network_lock
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.overlay import Overlay
+from ....criu_glue.survey import last_bytes
 from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import PageError, PageFile, open_page
 from ...config.cluster import Cluster
@@ -70,6 +71,7 @@ class RunningCapsule:
     leaving: bool = False  # a move, not the job, ends it here
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
+    found_dead: bool = False  # nothing of it was left when this agent started
     removed: bool = False  # its network and directory are gone, or a later sandbox's
     finished: dict[int, int] = field(default_factory=dict)  # by pid, at the last restore
     rate: UsualRate = field(default_factory=UsualRate)  # of collectives
@@ -216,6 +218,14 @@ class RunningCapsule:
                 hint="`ps` shows which of its tasks the kernel holds in state D;"
                 " a restart of the host ends them",
             )
+
+    def delivers(self) -> bool:
+        """Whether a peer of a command that has ended has yet to get what it had sent. False once a
+        later sandbox has the capsule's network."""
+        with contextlib.suppress(OSError):
+            if not self.removed and sandbox_owner.owns(self.sandbox):
+                return last_bytes.under_way(self.sandbox.plan.netns)
+        return False
 
     def unplug(self) -> None:
         """Remove the capsule's network, unless a later sandbox has it. May be repeated."""
