@@ -110,7 +110,7 @@ def up(
         Several, _table("--precopy", "Of its table precopy, such as enabled=false")
     ] = None,
     snapshots: Annotated[
-        Several, _table("--snapshots", "Of its table snapshots, such as every=3")
+        Several, _table("--snapshots", "Of its table snapshots, such as every=30s")
     ] = None,
     logs: Annotated[Several, _table("--logs", "Of its table logs, such as max=1MB")] = None,
 ) -> None:
@@ -135,7 +135,7 @@ def up(
             "gpu": _by_key("--gpu", gpu, "fast_path=off"),
             "wire": _by_key("--wire", wire, "streams=8"),
             "precopy": _by_key("--precopy", precopy, "enabled=false"),
-            "snapshots": _by_key("--snapshots", snapshots, "every=3"),
+            "snapshots": _by_key("--snapshots", snapshots, "every=30s"),
             "logs": _by_key("--logs", logs, "max=1MB"),
         },
         console=render.err(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -57,10 +56,13 @@ def _inherited(
 def duration(text: str) -> float:
     """Return the seconds in ``90``, ``90s``, ``1.5m`` or ``2h``; raises BadParameter for all
     else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
-    if not match:
-        raise typer.BadParameter(f'"{text}" is not a duration; write it as 90s, 5m or 1h')
-    return float(match[1]) * {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    from ...runtime.config.values import read_duration
+
+    try:
+        return read_duration(text.strip())
+    except ValueError:
+        hint = "write it as 90s, 5m or 1h"
+        raise typer.BadParameter(f'"{text}" is not a duration; {hint}') from None
 
 
 def _status(context: typer.Context) -> Status | None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 STALE = 3
 """A snapshot that is older than so many intervals is reported without ``-o wide`` too."""
 
+RECENT_S = 3600.0
+"""Where a rewind led is reported without ``-o wide`` too for so many seconds after its end."""
+
 
 def cell(row: ProtectionRow | None) -> Text:
     """Return ``s17, 3 s ago, on h2``, ``no``, or ``–`` for a job without snapshots."""
@@ -33,12 +36,13 @@ def cell(row: ProtectionRow | None) -> Text:
 
 def lines(jobs: Iterable[JobRow], *, wide: bool, rewinds: bool = False) -> Iterator[Text]:
     """Yield what the cells have no room for. If not ``wide``, only why a job is not protected, and
-    with ``rewinds`` where its last rewind led."""
+    where its last rewind led, if that is recent or with ``rewinds``."""
     for job in jobs:
         row = job.protection
-        if row is not None and row.rewound_to and (wide or rewinds):
+        if row is not None and row.rewound_to:
             to, again = day_time(row.rewound_to), render.clock(row.repeated_s)
-            yield Text(f"{job.name}: rewound to boundary of {to}, {again} of training repeated")
+            if wide or rewinds or row.rewound_ago_s < RECENT_S:
+                yield Text(f"{job.name}: rewound to boundary of {to}, {again} of training repeated")
         if row is None or not (row.every or row.newest):
             continue
         if job.state == "suspended" and row.newest:

@@ -137,6 +137,23 @@ def write_size(value: int) -> str:
     return f"{value}B"
 
 
+def read_duration(raw: str) -> float:
+    """Return the seconds in ``90``, ``90s``, ``1.5m``, ``2h`` or ``300ms``; raises ValueError for
+    all else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?", raw)
+    if not match:
+        raise ValueError
+    return float(match[1]) * {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _read_interval(raw: str | float) -> float | Literal["auto"] | None:
+    if raw == "auto":
+        return "auto"
+    if raw == "off":
+        return None
+    return convert(read_duration(raw) if isinstance(raw, str) else raw, _Interval)
+
+
 def _read_lifetime(raw: str | float) -> float:
     if isinstance(raw, str):
         match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([hd])", raw)
@@ -202,12 +219,9 @@ _Interval = Annotated[float, Meta(ge=LEAST_INTERVAL_S, le=LONGEST_S)]
 Interval = Annotated[
     float | Literal["auto"] | None,
     Spelling(
-        f'a number of seconds from {LEAST_INTERVAL_S:g} to {LONGEST_S:g}, "auto" or "off"',
-        lambda raw: (
-            {"off": None, "auto": "auto"}[raw]
-            if raw in ("off", "auto")
-            else convert(raw, _Interval)
-        ),
+        f"a time of {LEAST_INTERVAL_S:g} to {LONGEST_S:g} seconds such as"
+        ' 90, "90s", "5m" or "1h", or "auto" or "off"',
+        _read_interval,
         lambda every: "off" if every is None else every,
         raw=str | float,
     ),

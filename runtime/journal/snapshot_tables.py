@@ -65,7 +65,8 @@ class RewindRow:
     ``to``: the directory in which the images of a suspension are saved then, or "".
     ``left``: the host of each capsule that might run there until this write. ``lost``: the hosts
     that were lost, also those of rewinds that this one replaces. ``boundary``: the time of the
-    snapshot, in seconds since 1970; 0 in rows of an earlier version.
+    snapshot, in seconds since 1970; 0 in rows of an earlier version. ``ended``: when all capsules
+    ran again, in seconds since 1970; 0 until then, and in rows of an earlier version.
     """
 
     number: int
@@ -82,10 +83,12 @@ class RewindRow:
     left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     boundary: float = 0.0
+    ended: float = 0.0
 
     @property
     def led_to(self) -> LastRewind:
-        return LastRewind(self.boundary, max(0.0, self.time - self.boundary))
+        repeated_s = max(0.0, self.time - self.boundary)
+        return LastRewind(self.boundary, repeated_s, self.ended or self.time)
 
 
 class SavedRow(NamedTuple):
@@ -368,8 +371,9 @@ class SnapshotTables:
         """
         with self._file.together():
             done = self._file.write(
-                "UPDATE rewinds SET state = 'done' WHERE number = ? AND state = 'restoring'",
-                (row.number,),
+                "UPDATE rewinds SET state = 'done', row = ?"
+                " WHERE number = ? AND state = 'restoring'",
+                (msgspec.msgpack.encode(replace(row, ended=time.time())), row.number),
             )
             if done:
                 self._file.write(

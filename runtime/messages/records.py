@@ -136,6 +136,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
 
     ``rewound_to``: the time of the boundary to which the job's last rewind led, in seconds since
     1970, 0 if there was none. ``repeated_s``: seconds of training that were repeated then.
+    ``rewound_ago_s``: seconds since that rewind ended and the job ran again, 0 if there was none.
 
     ``mttf_s``: seconds until one of the job's hosts fails, on average; 0 if the interval does not
     follow from it. ``mttf_from``: where that comes from, as text: given in the cluster file,
@@ -160,6 +161,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     sent: list[str] = msgspec.field(default_factory=list)
     rewound_to: float = 0.0
     repeated_s: float = 0.0
+    rewound_ago_s: float = 0.0
     mttf_s: float = 0.0
     mttf_from: str = ""
     silent: str = ""

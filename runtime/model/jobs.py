@@ -75,10 +75,12 @@ class Capsule:
 @dataclass(frozen=True)
 class LastRewind:
     """Where a job's last rewind led. ``boundary``: the time of the snapshot, in seconds since 1970
-    (time.time()). ``repeated_s``: the seconds of training from there on that were repeated."""
+    (time.time()). ``repeated_s``: the seconds of training from there on that were repeated.
+    ``ended``: when the job ran again, in seconds since 1970."""
 
     boundary: float
     repeated_s: float
+    ended: float
 
 
 @dataclass

@@ -438,8 +438,7 @@ class Rewinds:
         self._rows.pop(row.job, None)
         if job is not None and job.state == "rewinding":
             job.state = "running"
-            if row.kind is RewindKind.REWIND:
-                job.last_rewind = row.led_to
+            job.last_rewind = self._fleet.journal.snapshots.last_rewind(row.job)
 
     def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
         found = self._fleet.find(capsule.name)

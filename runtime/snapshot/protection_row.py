@@ -38,7 +38,12 @@ def row(
         )
     if (last := job.last_rewind) is None:
         return found
-    return msgspec.structs.replace(found, rewound_to=last.boundary, repeated_s=last.repeated_s)
+    return msgspec.structs.replace(
+        found,
+        rewound_to=last.boundary,
+        repeated_s=last.repeated_s,
+        rewound_ago_s=max(0.0, now - last.ended),
+    )
 
 
 def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> ProtectionRow:

@@ -94,6 +94,20 @@ def test_show_is_a_cluster_file_with_the_origin_of_each_value(
     assert row.endswith("# line 4")
 
 
+def test_show_says_an_interval_in_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(SMALL + '[snapshots]\nevery = "30s"\n')
+    config_cmd.show(path)
+    shown, _ = capsys.readouterr()
+    assert parse(shown).cluster == load(path)
+    config_cmd.show(path, "json")
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    (every,) = (setting for setting in settings if setting["key"] == "snapshots.every")
+    assert every == {"key": "snapshots.every", "value": 30.0, "line": 12}
+
+
 def test_show_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(SMALL)

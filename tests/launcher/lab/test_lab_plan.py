@@ -176,7 +176,8 @@ class TestClusterFile:
         made = plan.cluster("a", 1, tmp_path, tables=given)
         assert (made.wire.streams, made.wire.compress) == (8, Compress.NEVER)
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
-        for text, seconds in (("2", 2.0), ("1.5", 1.5), ("off", None), ("auto", "auto")):
+        known = {"2": 2.0, "1.5": 1.5, "30s": 30.0, "2m": 120.0, "off": None, "auto": "auto"}
+        for text, seconds in known.items():
             made = plan.cluster("a", 1, tmp_path, tables={"snapshots": {"every": text}})
             assert made.snapshots.every == seconds
         made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})

@@ -59,14 +59,15 @@ def test_that_a_job_has_only_begun_is_no_warning() -> None:
 
 @pytest.mark.parametrize("state", ["running", "suspended"])
 @pytest.mark.parametrize("row", [ProtectionRow(), KEPT])
-def test_where_the_last_rewind_led_is_shown_of_one_job_and_in_wide(
-    row: ProtectionRow, state: str
+@pytest.mark.parametrize(("ago", "recent"), [(0.0, 1), (3599.0, 1), (3600.0, 0)])
+def test_where_the_last_rewind_led_is_shown_for_an_hour_and_of_one_job_and_in_wide(
+    row: ProtectionRow, state: str, ago: float, recent: int
 ) -> None:
     at = time.mktime(time.strptime("2026-11-02 14:03:12", "%Y-%m-%d %H:%M:%S"))
-    back = msgspec.structs.replace(row, rewound_to=at, repeated_s=22.4)
+    back = msgspec.structs.replace(row, rewound_to=at, repeated_s=22.4, rewound_ago_s=ago)
     job = msgspec.structs.replace(suspended(back), state=state)
     said = "gpt: rewound to boundary of 2026-11-02 14:03:12, 22 s of training repeated"
-    for wide, one, count in ((False, False, 0), (True, False, 1), (False, True, 1)):
+    for wide, one, count in ((False, False, recent), (True, False, 1), (False, True, 1)):
         found = [line.plain for line in protection.lines([job], wide=wide, rewinds=one)]
         assert found.count(said) == count
         written, status = StringIO(), Status("c", 1.0, [job], [], [])
@@ -100,6 +101,28 @@ def test_a_suspended_job_is_not_called_unprotected_or_stale() -> None:
     assert "unprotected" not in found
     assert "no later snapshot" not in found
     assert "if h0" not in found
+
+
+def test_without_a_rewind_none_is_shown() -> None:
+    running = msgspec.structs.replace(suspended(KEPT), state="running")
+    for wide in (False, True):
+        found = [line.plain for line in protection.lines([running], wide=wide, rewinds=True)]
+        assert not any("rewound" in line for line in found)
+
+
+def test_a_job_that_goes_back_is_shown_as_rewinding() -> None:
+    capsules = [
+        msgspec.structs.replace(capsule, state="starting", host="h2")
+        for capsule in suspended(KEPT).capsules
+    ]
+    job = msgspec.structs.replace(suspended(KEPT), state="rewinding", capsules=capsules)
+    for wide in (False, True):
+        written = StringIO()
+        shown = Status("c", 1.0, [job], [], [])
+        Console(width=300, file=written).print(*status_tables.parts(shown, wide=wide))
+        lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
+        assert any(line.startswith("gpt rewinding 12.3") for line in lines), lines
+        assert any(line.startswith("gpt/0 starting h2 3") for line in lines), lines
 
 
 def test_a_suspended_job_has_no_rate_and_no_host_in_the_table() -> None:

@@ -136,6 +136,25 @@ def test_the_orchestrator_chooses_the_interval_unless_told_otherwise() -> None:
     assert 'every = "off"' in dump(off)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30.0), ("2.5m", 150.0), ("1h", 3600.0), ("1500ms", 1.5), ("24h", 86400.0), ("45", 45)],
+)
+def test_an_interval_is_written_as_on_the_command_line(text: str, seconds: float) -> None:
+    told = parse(SMALL + f'[snapshots]\nevery = "{text}"\n').cluster
+    assert told.snapshots.every == seconds
+    assert told.digest == parse(SMALL + f"[snapshots]\nevery = {seconds}\n").cluster.digest
+    assert parse(dump(told)).cluster == told
+
+
+@pytest.mark.parametrize(
+    "text", ["999ms", "0s", "25h", "1d", "30 s", "-30s", "1e3s", "٣s", "s", ""]
+)
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"snapshots\.every: found .*, expected a time of 1 to"):
+        parse(SMALL + f'[snapshots]\nevery = "{text}"\n')
+
+
 def test_liveshift_may_choose_the_interval() -> None:
     table = '[snapshots]\nevery = "auto"\ncost = 0.01\nmttf = "42d"\n'
     told = parse(SMALL + table).cluster

@@ -276,14 +276,20 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     (
         "[cluster]",
         "[snapshots]\nevery = 0.5\n[cluster]",
-        '2: snapshots.every: found 0.5, expected a number of seconds from 1 to 86400, "auto" or'
-        ' "off"',
+        '2: snapshots.every: found 0.5, expected a time of 1 to 86400 seconds such as 90, "90s",'
+        ' "5m" or "1h", or "auto" or "off"',
     ),
     (
         "[cluster]",
         '[snapshots]\nevery = "often"\n[cluster]',
-        '2: snapshots.every: found "often", expected a number of seconds from 1 to 86400, "auto" or'
-        ' "off"',
+        '2: snapshots.every: found "often", expected a time of 1 to 86400 seconds such as 90,'
+        ' "90s", "5m" or "1h", or "auto" or "off"',
+    ),
+    (
+        "[cluster]",
+        '[snapshots]\nevery = "25h"\n[cluster]',
+        '2: snapshots.every: found "25h", expected a time of 1 to 86400 seconds such as 90, "90s",'
+        ' "5m" or "1h", or "auto" or "off"',
     ),
     (
         "[cluster]",

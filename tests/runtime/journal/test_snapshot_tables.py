@@ -17,6 +17,7 @@ from liveshift.errors import LiveshiftError
 from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.journal.snapshot_tables import RewindRow
+from liveshift.runtime.model.jobs import LastRewind
 from liveshift.runtime.model.snapshots import Generation
 
 __all__ = ["journal", "path"]
@@ -254,6 +255,28 @@ def test_a_rewind_goes_on_under_the_next_orchestrator(journal: Journal, path: Pa
         )
     journal.snapshots.begin_restoring(row.number)
     assert journal.snapshots.rewinds_under_way() == [], "it is over"
+
+
+def test_the_next_orchestrator_knows_when_the_last_rewind_ended(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert journal.snapshots.last_rewind("gpt") is None
+    now = iter((100.0, 160.0, 500.0))
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    row = rewound(journal, taken(journal))
+    found = Journal(path).snapshots.last_rewind("gpt")
+    assert found == LastRewind(5.0, 95.0, 160.0), "it was written at 100 s"
+    journal.snapshots.end_rewind(row)
+    assert journal.snapshots.last_rewind("gpt") == found, "it ends once"
+
+
+def test_a_rewind_of_an_earlier_version_has_ended_when_it_was_written(journal: Journal) -> None:
+    row = rewound(journal, taken(journal))
+    earlier = msgspec.to_builtins(row)
+    del earlier["ended"]
+    journal.file.write("UPDATE rewinds SET row = ?", (msgspec.msgpack.encode(earlier),))
+    found = journal.snapshots.last_rewind("gpt")
+    assert found == LastRewind(5.0, row.time - 5.0, row.time)
 
 
 def test_a_job_that_is_ended_meanwhile_does_not_run_again(journal: Journal) -> None:

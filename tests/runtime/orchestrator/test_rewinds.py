@@ -19,6 +19,8 @@ __all__ = ["scene"]
 
 
 def test_a_dead_host_s_capsule_goes_to_its_holder_and_all_go_back(scene: RewindsScene) -> None:
+    began = time.time()
+
     async def play() -> None:
         async with scene.at_work():
             scene.cut("h1")
@@ -39,7 +41,8 @@ def test_a_dead_host_s_capsule_goes_to_its_holder_and_all_go_back(scene: Rewinds
     (row,) = scene.fleet.journal.snapshots.history("a")
     assert scene.fleet.failures.seen.losses == 1
     assert scene.fleet.journal.failures.seen().losses == 1
-    assert scene.job.last_rewind == LastRewind(newest.time, row.time - newest.time)
+    assert began <= row.time <= row.ended <= time.time()
+    assert scene.job.last_rewind == LastRewind(newest.time, row.time - newest.time, row.ended)
     assert again.last_rewind == scene.job.last_rewind, "status shows it after a restart too"
 
 

@@ -68,13 +68,18 @@ def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
 
 def test_it_says_where_the_last_rewind_led_also_without_a_snapshot() -> None:
     job = protected()
-    assert (row(job, HOSTS).rewound_to, row(job, HOSTS).repeated_s) == (0.0, 0.0)
-    job.last_rewind = LastRewind(MADE - 60.0, 22.0)
-    seen = row(job, HOSTS)
-    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("s17", MADE - 60.0, 22.0)
+
+    def led() -> tuple[str, float, float, float]:
+        seen = row(job, HOSTS)
+        return seen.newest, seen.rewound_to, seen.repeated_s, seen.rewound_ago_s
+
+    assert led() == ("s17", 0.0, 0.0, 0.0)
+    job.last_rewind = LastRewind(MADE - 60.0, 22.0, MADE - 30.0)
+    assert led() == ("s17", MADE - 60.0, 22.0, 42.0)
     job.newest = None
-    seen = row(job, HOSTS)
-    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("", MADE - 60.0, 22.0)
+    assert led() == ("", MADE - 60.0, 22.0, 42.0)
+    job.last_rewind = LastRewind(MADE - 60.0, 22.0, MADE + 30.0)
+    assert led()[3] == 0.0, "the clock was set back since"
 
 
 def test_it_says_how_often_a_host_fails_and_from_where_that_is_known() -> None:
