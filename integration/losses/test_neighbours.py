@@ -131,6 +131,7 @@ def test_a_job_on_the_only_host_is_saved_and_trains_on(
         assert "no host can hold" in lab.refused("suspend", job.name)
         said = lab.json("snapshot", job.name, "--to", str(saved))
         assert str(saved) in said["text"]
+        assert job.protection().holders == [], "its host has its memory back"
         job.go_on(AFTER)
         lab.json("stop", job.name)
         lab.json("resume", job.name, "--from", str(saved))

@@ -56,8 +56,8 @@ log = logging.getLogger("liveshift.agent")
 
 REPORTED_S, DELIVERY_S, DELIVERY_LOOK_S = 0.3, 600.0, 0.05
 """The end of a command is reported after at most REPORTED_S seconds. Its network stays for at most
-DELIVERY_S seconds, for peers that read slowly what it had sent. The agent looks every
-DELIVERY_LOOK_S seconds whether they have it all."""
+DELIVERY_S seconds, for peers that read slowly what it had sent. The agent looks after
+DELIVERY_LOOK_S seconds whether they have it all, and again after a tenth of the time waited."""
 THREADS = 64
 
 
@@ -339,13 +339,15 @@ class Agent:
         await asyncio.wait({removal}, timeout=REPORTED_S)  # others must learn of it in time
         first = resident.deaths.first
         number, finished = (first.signal, first.collectives) if first else (0, 0)
+        dead = resident.found_dead and code is None
         report = messages.CapsuleEnded(
             resident.spec.name,
             resident.epoch,
             resident.code,
             number,
             finished,
-            found_dead=resident.found_dead and code is None,
+            found_dead=dead,
+            rebooted=dead and resident.rebooted,
         )
         while True:
             with contextlib.suppress(LiveshiftError):
@@ -356,12 +358,14 @@ class Agent:
     async def _unplug(self, resident: RunningCapsule) -> None:
         """Remove the network of a command that has ended, once its peers have what it had sent: the
         kernel delivers that while the network is there."""
-        until = time.monotonic() + DELIVERY_S
+        began, blocking = time.monotonic(), self.capsule_table.blocking
         try:
-            while time.monotonic() < until and await asyncio.to_thread(resident.delivers):
-                await asyncio.sleep(DELIVERY_LOOK_S)
+            while (waited := time.monotonic() - began) < DELIVERY_S:
+                if not await blocking(resident.spec.name, resident.delivers):
+                    break
+                await asyncio.sleep(max(DELIVERY_LOOK_S, waited / 10))
             # In a thread: `ip` and the kernel may take a while, and heartbeats must go on.
-            await asyncio.to_thread(resident.unplug)
+            await blocking(resident.spec.name, resident.unplug)
         except Exception:
             log.exception("the network of %s is left", resident.spec.name)
 

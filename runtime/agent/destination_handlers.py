@@ -22,6 +22,7 @@ from ..cost.model import LEAST_IDLE
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..model import host_versions
+from ..model.snapshots import is_restore_name
 from ..model.stopwatch import Stopwatch
 from ..wire import LANES
 from . import preflight
@@ -52,8 +53,8 @@ class OwnCopies(Protocol):
     """The copies that this host keeps of its own capsules' images (holding_handlers.py). Memory for
     a capsule that comes goes before them."""
 
-    def own_bytes(self, besides: str = "") -> int: ...
-    def make_room(self, needed: int, besides: str) -> None: ...
+    def own_bytes(self, besides: str = "", staying: str = "") -> int: ...
+    def make_room(self, needed: int, besides: str, staying: str = "") -> None: ...
 
 
 class ArrivingGates(Protocol):
@@ -101,8 +102,9 @@ class DestinationHandlers:
     async def _reserve(self, request: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         facts, criu = self._registry.facts, self._registry.criu
         here = request.source == self._capsule_table.host  # a held image, which is lent
-        stays = request.spec.name if here else ""
-        gives_way = await asyncio.to_thread(self._copies.own_bytes, stays)
+        lent = request.spec.name if here else ""
+        sent = request.spec.name if is_restore_name(request.migration) and not here else ""
+        gives_way = await asyncio.to_thread(self._copies.own_bytes, lent, sent)
         offered = self.memory_offered(gives_way)
         images = self._capsule_table.cluster.paths.run / "images"
         if full_dump := MemoryTracker.probe():
@@ -131,7 +133,7 @@ class DestinationHandlers:
         name = request.spec.name
         self._refuse_late(request)
         image = request.survey.resident + request.survey.shared_memory
-        await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, stays)
+        await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, lent, sent)
         await self._capsule_table.make_way(request.book)
         async with self._building[name]:  # the next one waits until the sandbox of this is removed
             incoming, devices, cores = await self._build(request, gpus)

@@ -180,22 +180,22 @@ class HoldingHandlers:
 
     # ---- the copies of this host's own capsules --------------------------------------------------
 
-    def own_bytes(self, besides: str = "") -> int:
+    def own_bytes(self, besides: str = "", staying: str = "") -> int:
         """Bytes of memory that would be free without these copies; that of the capsule ``besides``
-        does not count."""
-        return self._images.own_bytes(besides)
+        does not count. ``staying``: as in HeldImages.drop_own."""
+        return self._images.own_bytes(besides, staying)
 
     def own_bytes_soon(self) -> int:
         """As HeldImages.own_bytes_soon."""
         return self._images.own_bytes_soon()
 
-    def make_room(self, needed: int, besides: str) -> None:
+    def make_room(self, needed: int, besides: str, staying: str = "") -> None:
         """Let the copies give way, except that of the capsule ``besides``, unless ``needed`` bytes
-        are available without that."""
+        are available without that. ``staying``: as in HeldImages.drop_own."""
         images = self._capsule_table.cluster.paths.run / "images"
         free = shutil.disk_usage(images).free if images.exists() else needed
         if min(host_facts.memory_to_spare(0.0), free) < needed:
-            self._images.drop_own(besides)
+            self._images.drop_own(besides, staying)
 
     # ---- a rewind ------------------------------------------------------------------------------
 

@@ -436,8 +436,8 @@ class CapsuleEnded(Message, frozen=True):
 
     ``signal``: the signal that has ended a rank below the command, which then failed; 0 if none is
     known. ``collectives``: how many the rank had finished that ended first; 0 if not known.
-    ``found_dead``: nothing was left of it when this agent started, and it had written no exit code:
-    its host has lost its power, say.
+    ``found_dead``: nothing was left of it when this agent started, and it had written no exit code.
+    ``rebooted``: that was because its host has been booted since.
     """
 
     capsule: str
@@ -446,6 +446,7 @@ class CapsuleEnded(Message, frozen=True):
     signal: int = 0
     collectives: int = 0
     found_dead: bool = False
+    rebooted: bool = False
 
 
 class Relay(Message, frozen=True):

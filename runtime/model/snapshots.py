@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
@@ -212,36 +212,52 @@ def choose_neighbours(
     goes on into a directory needs no better one.
     """
     known = list(hosts)
-    place = {host.name: number for number, host in enumerate(known)}
+    refused = {host.name: _why_no_holder(host, {}, {}) for host in known}
+    able = [host for host in known if not refused[host.name]]
+    roomy = [host for host in able if host.free > 0]
+    after = _places_after(known, refused)
     load: Counter[str] = Counter()
+
+    def neighbour(capsule: str, owner: str) -> str:
+        domain = domains.get(owner, owner)
+        holder = before.get(capsule, "")
+        if refused.get(holder, "unknown") is None and domains.get(holder, holder) != domain:
+            return holder
+        need = (gpus or {}).get(capsule, NO_GPUS)
+        for host in roomy:  # a slot can take over one capsule
+            free = host.free > load[host.name] and not lacks(host.gpus, need)
+            if free and domains.get(host.name, host.name) != domain:
+                return host.name
+        best = ""
+        for number in range(len(able)):
+            name = able[(after.get(owner, 0) + number) % len(able)].name
+            if domains.get(name, name) != domain and (not best or load[name] < load[best]):
+                best = name
+                if not load[name]:
+                    break
+        return best
+
     chosen: dict[str, str] = {}
     for capsule, owner in owners.items():
-        refused = {host.name: _why_no_holder(host, {capsule: owner}, domains) for host in known}
-        able = [host for host in known if not refused[host.name]]
-        if not able and itself:
-            able = [host for host in known if host.name == owner and host.up]
-        if not able:
-            return f"no host can hold the snapshots of {capsule}: {reasons(refused)}"
-        holder = before.get(capsule, "")
-        if holder not in {host.name for host in able}:
-            need = (gpus or {}).get(capsule, NO_GPUS)
-            ways = {
-                # The next host after its own, round and round: so each host of the job gets one.
-                (
-                    *_as_holder(host, need, load[host.name])[:2],
-                    _steps(place, owner, host.name),
-                ): host
-                for host in able
-            }
-            holder = ways[min(ways)].name
+        holder = neighbour(capsule, owner)
+        if not holder and itself and any(host.name == owner and host.up for host in known):
+            holder = owner
+        if not holder:
+            whys = {host.name: _why_no_holder(host, {capsule: owner}, domains) for host in known}
+            return f"no host can hold the snapshots of {capsule}: {reasons(whys)}"
         load[holder] += 1
         chosen[capsule] = holder
     return chosen
 
 
-def _steps(place: Mapping[str, int], one: str, other: str) -> int:
-    """How many hosts further ``other`` is than ``one``, if the last is followed by the first."""
-    return (place[other] - place.get(one, 0)) % len(place)
+def _places_after(known: Iterable[HostSeen], refused: Mapping[str, str | None]) -> dict[str, int]:
+    """For each host, where those that are not refused go on after it. The search for a neighbour
+    begins there and goes round, so each host of a job gets one image."""
+    number, found = 0, {}
+    for host in known:
+        number += refused[host.name] is None
+        found[host.name] = number
+    return found
 
 
 def beside(host: str, owners: Iterable[str], domains: Mapping[str, str]) -> str:
@@ -249,6 +265,20 @@ def beside(host: str, owners: Iterable[str], domains: Mapping[str, str]) -> str:
     if none does."""
     domain = domains.get(host, host)
     return next((owner for owner in owners if domains.get(owner, owner) == domain), "")
+
+
+def die_together(
+    holders: Mapping[str, Sequence[str]], owners: Collection[str], domains: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """A holder and a host of the job that one death takes, and with them the last copy of an image:
+    then the job is lost. None if no death does that. ``holders``: of each capsule's image;
+    ``owners``: the hosts that run a capsule of the job."""
+    running = {domains.get(owner, owner): owner for owner in reversed(list(owners))}
+    for held in holders.values():
+        taken = {domains.get(holder, holder) for holder in held}
+        if len(taken) == 1 and (host := running.get(*taken)):
+            return held[0], host
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..model.jobs import Job
-from ..model.snapshots import choose_holders, choose_neighbours
+from ..model.snapshots import beside, choose_holders, choose_neighbours, die_together
 from ..snapshot.context import SnapshotContext
 from ..snapshot.cut_links import EARLY, silences
 from ..snapshot.directory_images import DirectoryImages
@@ -32,12 +33,30 @@ PATIENCE = 2.0
 """A job's own hosts hold its snapshots once no other host has been able to for so many times
 ``timeouts.suspicion``."""
 
-REFUSED_S = 600.0
-"""A host that could not hold an image of a job is asked after the others for so many seconds."""
-
+STEADY_S = 600.0
+"""A host that could not hold an image of a job is asked after the others for so many seconds. And
+if a job's own hosts hold its snapshots, other hosts must have been able to for as long before they
+do: all memory goes to a new holder."""
 
 Chosen = dict[str, str] | str
 """The holder of each capsule's image, or why there is none."""
+
+
+@dataclass
+class _Search:
+    """What is known of the search for holders of ``job``. All times are monotonic seconds.
+    ``refused``: by host, when it could not hold an image. ``without``: since when no host outside
+    the job can hold its images; ``able``: since when some can. None if it is not so."""
+
+    job: Job
+    refused: dict[str, float] = field(default_factory=dict)
+    without: float | None = None
+    able: float | None = None
+
+    def note(self, now: float, *, able: bool) -> None:
+        """Note whether hosts outside the job can hold its images now."""
+        self.without = None if able else self.without or now
+        self.able = (self.able or now) if able else None
 
 
 class JobSnapshots:
@@ -48,9 +67,7 @@ class JobSnapshots:
         self._context = context
         self._images = images
         self._journal = fleet.journal.snapshots
-        self._without: dict[str, float] = {}  # by job: when a host outside it could last hold it
-        # By job: hosts that could not hold an image of it → when that was (monotonic seconds).
-        self._refused: dict[str, dict[str, float]] = {}
+        self._searches: dict[str, _Search] = {}  # by job
         self._tasks = Tasks()
         self.ordered: set[str] = set()
 
@@ -109,40 +126,62 @@ class JobSnapshots:
         it may do better by now. So does one that a job has left because of its links. ``saved``:
         the images go on into a directory, so any host will do.
         """
-        now, refused = time.monotonic(), self._recently_refused(job)
-        since = self._without.setdefault(job.name, now)
-        long = ordered or now - since > PATIENCE * self._fleet.cluster.timeouts.suspicion
-        for others in (refused, set[str]()):
-            outside = self._choose(job, choose_holders, others)
-            if not isinstance(outside, str):
-                if others == refused:
-                    self._without[job.name] = now
+        search, now = self._search(job), time.monotonic()
+        find = self._finder(job)
+        among = partial(choose_neighbours, itself=saved)
+        refused = {host for host, at in search.refused.items() if now - at < STEADY_S}
+        for others in (refused, set[str]()) if refused else (refused,):
+            outside = find(choose_holders, others)
+            able = not isinstance(outside, str)
+            if others == refused:
+                search.note(now, able=able)
+            stays = able and not ordered and self._stays_among(search, now)
+            gone_s = now - (search.without or now)
+            lasts = ordered or gone_s > PATIENCE * self._fleet.cluster.timeouts.suspicion
+            if stays or (lasts and not able):
+                neighbours = find(among, others)
+                if not isinstance(neighbours, str):
+                    return neighbours
+            if able:
                 return outside
-            neighbours = self._choose(job, partial(choose_neighbours, itself=saved), others)
-            if long and not isinstance(neighbours, str):
-                return neighbours
         return outside
 
-    def _choose(self, job: Job, choose: Callable[..., Chosen], refused: set[str]) -> Chosen:
-        """Let ``choose`` find a holder for each image that is none of the hosts ``refused``."""
+    def _stays_among(self, search: _Search, now: float) -> bool:
+        """Whether the job's own hosts hold its newest snapshot well, and no other host has been
+        able to for long."""
+        job, domains = search.job, self._fleet.cluster.domains
+        if job.newest is None or now - (search.able or now) >= STEADY_S:
+            return False
+        owners = list(job.owners.values())
+        held = {host for hosts in job.newest.holders.values() for host in hosts}
+        near = any(beside(host, owners, domains) for host in held)
+        return near and die_together(job.newest.holders, owners, domains) is None
+
+    def _search(self, job: Job) -> _Search:
+        found = self._searches.get(job.name)
+        if found is None or found.job is not job:
+            found = self._searches[job.name] = _Search(job)
+        return found
+
+    def _finder(self, job: Job) -> Callable[[Callable[..., Chosen], set[str]], Chosen]:
+        """Return what lets a function choose a holder for each image, among the hosts as they are
+        now but for some."""
         cluster, views = self._fleet.cluster, self._fleet.views()
         newest = job.newest.holders if job.newest else {}
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
         # What such a host holds already stays there: elsewhere all memory would have to go.
         last = self._fleet.left_hosts.recent() - {*before.values()}
         gpus = {c.name: self._fleet.gpu_need(c, c.host) for c in job.capsules.values()}
-        chosen: Chosen = ""
-        for others in ({*refused, *last}, refused):
-            willing = [view for view in views if view.name not in others]
-            chosen = choose(willing, job.owners, cluster.domains, before, gpus)
-            if not isinstance(chosen, str):
-                break
-        return chosen
 
-    def _recently_refused(self, job: Job) -> set[str]:
-        since = time.monotonic() - REFUSED_S
-        refused = self._refused.get(job.name, {})
-        return {host for host, at in refused.items() if at > since}
+        def find(choose: Callable[..., Chosen], without: set[str]) -> Chosen:
+            for others in ({*without, *last}, without) if last else (without,):
+                willing = [view for view in views if view.name not in others]
+                chosen = choose(willing, job.owners, cluster.domains, before, gpus)
+                if not isinstance(chosen, str):
+                    break
+            return chosen
+
+        return find
 
     # ---- one snapshot --------------------------------------------------------------------------
 
@@ -155,12 +194,12 @@ class JobSnapshots:
         to: str = "",
         asked: bool = True,
         ordered: bool = False,
+        weaker: bool = False,
     ) -> Snapshot:
         """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
-        ``suspends``, ``to``, ``asked``, ``ordered``: as in Snapshot."""
-        for notes in (self._without, self._refused):
-            for gone in notes.keys() - self._fleet.jobs.keys():
-                del notes[gone]
+        ``suspends``, ``to``, ``asked``, ``ordered``, ``weaker``: as in Snapshot."""
+        for gone in self._searches.keys() - self._fleet.jobs.keys():
+            del self._searches[gone]
         number = self._journal.begin_snapshot(job.name)
         snapshot = Snapshot(
             self._context,
@@ -171,6 +210,7 @@ class JobSnapshots:
             to=to,
             asked=asked,
             ordered=ordered,
+            weaker=weaker,
         )
         self._enter(snapshot)
         return snapshot
@@ -187,7 +227,7 @@ class JobSnapshots:
             return
         if snapshot.refused:
             now = time.monotonic()
-            self._refused.setdefault(job.name, {}).update(dict.fromkeys(snapshot.refused, now))
+            self._search(job).refused.update(dict.fromkeys(snapshot.refused, now))
         self._give_up(snapshot.number)
 
     def _enter(self, snapshot: Snapshot) -> None:

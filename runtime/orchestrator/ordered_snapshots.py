@@ -218,10 +218,21 @@ class OrderedSnapshots:
             )
             journal.snapshots.note_saved(job.name, generation.name, to, generation.time)
             journal.note(job.name, "saved", text, order.who)
+            self._drop_alone(job)
         except LiveshiftError as error:
             self._failed(order, str(error))
         finally:
             self._images.busy.pop(job.name, None)
+
+    def _drop_alone(self, job: Job) -> None:
+        """Give the snapshot's memory back if it lies on the hosts of its capsules alone: it would
+        only grow older there, since no next one takes its place."""
+        newest = job.newest
+        if newest is not None and any(
+            holders == [newest.owners[name][0]] for name, holders in newest.holders.items()
+        ):
+            self._fleet.journal.snapshots.drop_snapshots(job.name)
+            job.newest = None
 
     def _failed(self, order: _Order, why: str) -> None:
         self._done(order)

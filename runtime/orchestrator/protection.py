@@ -19,11 +19,11 @@ from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..model.interval import expected_cost
 from ..model.jobs import Job
-from ..model.snapshots import NEEDED_AT_ONCE, SHORT
+from ..model.snapshots import NEEDED_AT_ONCE, SHORT, die_together
 from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
 from ..snapshot.protection_notes import ProtectionNotes, same, words
-from ..snapshot.protection_row import Holders, exposed, holders_of
+from ..snapshot.protection_row import Holders, exposed, holders_of, lost_images
 from ..snapshot.slowness import TAKES_S, Slowness
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
@@ -40,6 +40,9 @@ shorter. After failures in a row the wait doubles up to AT_MOST_S seconds, or up
 REST = 4.0
 """Between two snapshots a job trains for at least so many times as long as the last one has paused
 it, also where a busy host takes longer for one than the interval is."""
+STRONG_AT_FIRST = 3
+"""So many attempts in a row must not replace a snapshot that any one death leaves whole by one that
+a death can destroy. After them such a snapshot is better than one that only grows older."""
 AGAIN_S, EACH_HOST_S = 1.0, 0.01
 """While no host can hold a snapshot, the hosts are looked at again after AGAIN_S seconds, and
 EACH_HOST_S for each of them."""
@@ -53,6 +56,8 @@ class _State:
     notes: ProtectionNotes
     due: float
     failures: int = 0
+    rested: float = 0.0
+    """When the job has trained for long enough since the last snapshot; monotonic seconds."""
     exposed: str = ""
     """Why the job's newest snapshot could not be used, when it was last looked at."""
     look: float = 0.0
@@ -110,7 +115,7 @@ class Protection:
         state.exposed = exposed(job, self._fleet.cluster.domains, hosts)
         if state.exposed and state.exposed != before:
             state.notes.unprotected(state.exposed)
-            state.due = now
+            state.due = min(state.due, max(now, state.rested))
         if now < min(state.due, state.look):
             return
         if hindrance := self._snapshots.hindrance(job):
@@ -130,7 +135,8 @@ class Protection:
             return
         try:
             asked = job.snapshots_asked(self._fleet.cluster)
-            snapshot = self._snapshots.begin(job, holders, asked=asked)
+            weaker = state.failures >= STRONG_AT_FIRST or bool(lost_images(job, hosts))
+            snapshot = self._snapshots.begin(job, holders, asked=asked, weaker=weaker)
         except LiveshiftError as error:
             self._failed(state, words(error), "")
             return
@@ -175,18 +181,31 @@ class Protection:
             cost = job.snapshot_cost or expected_cost(0)  # which the first one replaces
             job.snapshot_cost = cost.after(snapshot.pause_s, time.monotonic() - begun)
             every = self._every(job)
-            rested = time.monotonic() + REST * snapshot.pause_s
-            state.failures, state.failed, state.due = 0, "", max(begun + every, rested)
-            hosts = ", ".join(holders_of(job))
-            text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
-            # An interval that was chosen changes a little with each snapshot.
-            state.notes.protected(text, hosts if job.snapshots_auto(cluster) else text)
+            state.rested = time.monotonic() + REST * snapshot.pause_s
+            state.failures, state.failed, state.due = 0, "", max(begun + every, state.rested)
+            self._note_protected(state, every)
             if measured:
                 self._tasks.spawn(self._measure(slowness, snapshot, state, begun))
         elif snapshot.abandoned:
             job.unprotected = str(snapshot.error)  # due again as soon as nothing hinders it
         elif job.state == "running":
             self._failed(state, words(snapshot.error), snapshot.name, snapshot.pause_s)
+
+    def _note_protected(self, state: _State, every: float) -> None:
+        """Note who holds the snapshot that is just complete, or why it does not protect. If that is
+        because there are too few copies, the next one is not urgent, as it would have no more."""
+        job, cluster = state.job, self._fleet.cluster
+        owners = list(job.owners.values())
+        why = exposed(job, cluster.domains, _holders(self._fleet))
+        weak = job.newest and die_together(job.newest.holders, owners, cluster.domains)
+        state.exposed = why if weak else ""
+        if why:
+            state.notes.unprotected(why)
+            return
+        hosts = ", ".join(holders_of(job))
+        text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
+        # An interval that was chosen changes a little with each snapshot.
+        state.notes.protected(text, hosts if job.snapshots_auto(cluster) else text)
 
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float

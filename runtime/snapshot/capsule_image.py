@@ -35,6 +35,8 @@ both together (docs/gpu.md). A snapshot that certainly takes too long must not p
 class CapsuleImage:
     """The image ``image`` of a capsule, which goes from its host to ``holder``. ``neighbour``: the
     holder may die together with a capsule of the job. Then the own host's copy is held, too.
+    ``both``: the snapshot fails without that copy, as it would take the place of one that protects
+    the job better.
 
     Its requests go to the host that had the capsule at the beginning, since the session is there.
     """
@@ -49,6 +51,7 @@ class CapsuleImage:
         limits: Timeouts,
         *,
         neighbour: bool = False,
+        both: bool = False,
     ) -> None:
         self.name = capsule.name
         self.host = capsule.host
@@ -72,6 +75,7 @@ class CapsuleImage:
         self.own_copy = False
         """Whether the capsule's own host has a copy of the image, or takes one now."""
         self._neighbour = neighbour
+        self._both = neighbour and both
         self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
@@ -79,6 +83,8 @@ class CapsuleImage:
         self._capsule = capsule
         self._limits = limits
         self._inspected: messages.Inspected | None = None
+        self._hold: messages.Hold | None = None
+        self._stands: messages.Holding | None = None
 
     @property
     def holders(self) -> list[str]:
@@ -98,15 +104,11 @@ class CapsuleImage:
         self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
         return image_bytes(inspected.survey, inspected.gpu)
 
-    async def send_ahead(
-        self, together: dict[str, int], own: dict[str, int] | None, *, ordered: bool = False
-    ) -> None:
-        """Prepare the holder, and send what can go while the job trains. ``together``: as in Hold;
-        ``own``: the same for the capsule's own host, None if that is to keep no copy. ``ordered``:
-        as in StartSnapshot."""
-        limits, inspected = self._limits, self._inspected
+    async def hold(self, together: dict[str, int]) -> None:
+        """Prepare the holder. ``together``: as in Hold."""
+        inspected = self._inspected
         assert inspected is not None
-        hold = messages.Hold(
+        self._hold = messages.Hold(
             image=self._image,
             spec=self._job.spec(self._capsule, self._context.cluster),
             survey=inspected.survey,
@@ -119,13 +121,23 @@ class CapsuleImage:
             together=together,
             gpu=inspected.gpu,
         )
-        own_stands = await self._hold_own(hold, own)
+        limit = self._limits.prepare
         try:
-            holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)
+            self._stands = await self._request(self.holder, self._hold, limit, messages.Holding)
         except LiveshiftError:  # it has no room, or does not answer: the next one may be better
             self.refused = True
             raise
-        base, least = holding.base, holding.least
+
+    async def send_ahead(self, own: dict[str, int] | None, *, ordered: bool = False) -> None:
+        """Send what can go while the job trains, once every holder of the job is prepared: the
+        capsule's own host keeps a copy where there is room beside that. ``own``: as ``together`` in
+        Hold, for that host; None if it is to keep no copy. ``ordered``: as in StartSnapshot."""
+        limits, hold, stands = self._limits, self._hold, self._stands
+        assert hold is not None
+        assert stands is not None
+        self._both = self._both and own is not None
+        own_stands = await self._hold_own(hold, own)
+        base, least = stands.base, stands.least
         if own_stands is not None:
             self.own_copy = True
             least = max(least, own_stands.least)
@@ -136,7 +148,7 @@ class CapsuleImage:
             image=self._image,
             capsule=self.name,
             holder=self.holder,
-            endpoint=holding.endpoint,
+            endpoint=stands.endpoint,
             base=base,
             least=least,
             deadline=limits.precopy - limits.suspicion,
@@ -158,6 +170,8 @@ class CapsuleImage:
             limit = self._limits.prepare
             return await self._request(self.host, own, limit, messages.Holding)
         except LiveshiftError as error:
+            if self._both:
+                raise
             log.info("%s: %s keeps no copy of it: %s", self._image, self.host, error)
             return None
 
@@ -230,10 +244,17 @@ class CapsuleImage:
             except LiveshiftError:  # it has something else than was sent, or does not answer
                 self.refused = True
                 raise
-            if not (await asyncio.wait({own}, timeout=self._limits.suspicion))[0]:
+            patience = self._limits.prepare if self._neighbour else self._limits.suspicion
+            if not (await asyncio.wait({own}, timeout=patience))[0]:
                 self.own_copy = False  # perhaps its host is lost: the snapshot must not wait
         finally:
             own.cancel()
+        if self._both and not self.own_copy:
+            raise StepFailed(
+                "snapshot",
+                f"{self.host} has no whole copy of the image of {self.name}, which"
+                f" {self.holder}, where the job runs too, would hold alone",
+            )
         return held.bytes
 
     async def _check_own(self, check: messages.CheckHeld) -> None:

@@ -47,7 +47,8 @@ class CommandEnds:
         """
         if end.code == 0:
             return False
-        if end.found_dead:  # it has died with its host, and not of itself
+        if end.rebooted or (end.found_dead and self._lookout.was_silent(capsule)):
+            # It has died with its host, and not of itself.
             self._lookout.lacks(capsule, f"{capsule.host} came back without {capsule.name}")
             return True
         if self._lookout.why(job) or self._lookout.suspects(job):

@@ -58,12 +58,16 @@ class DirectoryImages:
     async def save(self, job: Job, generation: Generation, directory: str) -> int:
         """Save all images from the memory of their holders; return the bytes that they take on the
         disk. Raises LiveshiftError; the directory then has no such snapshot."""
-        hosts = {name: holders[0] for name, holders in generation.holders.items()}
-        try:
-            return await self._save(job, generation, directory, hosts)
-        except Exception:
-            await self._drop(job, generation, directory, hosts)
-            raise
+        first = {name: holders[0] for name, holders in generation.holders.items()}
+        last = {name: holders[-1] for name, holders in generation.holders.items()}
+        for hosts in (first, last):
+            try:
+                return await self._save(job, generation, directory, hosts)
+            except Exception as error:
+                await self._drop(job, generation, directory, hosts)
+                if hosts == last or not isinstance(error, NotFound | Unreachable):
+                    raise
+        raise AssertionError
 
     async def _drop(
         self, job: Job, generation: Generation, directory: str, hosts: Mapping[str, str]

@@ -234,6 +234,11 @@ class Lookout:
                 return f"{host} and its kernel were silent until {since:.1f} s before"
         return self._cut_links.fault_before(job)
 
+    def was_silent(self, capsule: Capsule) -> bool:
+        """Whether the host of a capsule and its kernel have been silent since they last reported
+        it."""
+        return self._faults.get(capsule.host, float("-inf")) > capsule.reported
+
     def device_fault_before(self, job: Job) -> str:
         """Which GPU of a job had an error within the last ``timeouts.fault`` seconds, as text; ""
         if none had."""

@@ -43,8 +43,9 @@ class ProtectionNotes:
 
 
 def same(why: str) -> str:
-    """A reason without its numbers: a job that does not fit has another size each time."""
-    return re.sub(r"(?<![\w.])[0-9][0-9.]*(?!\w)", "", why)
+    """A reason without its numbers and without names of snapshots: a job that does not fit has
+    another size each time."""
+    return re.sub(r"(?<![\w.])(?:s[0-9]+(?!\.)|[0-9][0-9.]*)(?!\w)", "", why)
 
 
 def words(error: LiveshiftError | None) -> str:

@@ -14,7 +14,7 @@ from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
 from ..model.failures import NOTHING_SEEN, FailuresSeen, source
 from ..model.jobs import Job
-from ..model.snapshots import SHORT, Generation, HostSeen, Room, beside, rewind_plan
+from ..model.snapshots import SHORT, Generation, HostSeen, Room, die_together, rewind_plan
 
 REWIND_BASE_S = 1.0
 SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6
@@ -139,13 +139,10 @@ def exposed(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
         if holder in hosts.left:
             return f"{holder}, which keeps {name}, is short of memory"
     running = {c.host: c.name for c in job.capsules.values() if c.code is None}
-    for holders in job.newest.holders.values():
-        if len({domains.get(holder, holder) for holder in holders}) == 1:
-            # One death takes all copies of this image. It must take no capsule as well.
-            holder = holders[0]
-            if host := beside(holder, running, domains):
-                where = "there" if host == holder else f"in its failure domain ({host})"
-                return f"{holder} keeps {name}, and {running[host]} runs {where}"
+    if pair := die_together(job.newest.holders, running, domains):
+        holder, host = pair
+        where = "there" if host == holder else f"in its failure domain ({host})"
+        return f"{holder} keeps {name}, and {running[host]} runs {where}"
     return ""
 
 
@@ -154,10 +151,21 @@ def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
     for holder in holders_of(job):
         if holder not in hosts.up:
             return f"{holder}, which keeps {newest.name}, is not up"
-        lost = hosts.lost.get(holder)
-        if lost and not newest.images_of(holder, job.indices()).isdisjoint(lost):
+        if holder in lost_images(job, hosts):
             return f"{holder}, which kept {newest.name}, has lost its memory since"
     return ""
+
+
+def lost_images(job: Job, hosts: Holders) -> list[str]:
+    """The holders that have not any more what they held of the job's newest snapshot."""
+    newest = job.newest
+    if newest is None or not hosts.lost:
+        return []
+    return [
+        holder
+        for holder in holders_of(job)
+        if not newest.images_of(holder, job.indices()).isdisjoint(hosts.lost.get(holder, ()))
+    ]
 
 
 def _rewind_s(newest: Generation, suspicion: float, *, sent: bool) -> float:

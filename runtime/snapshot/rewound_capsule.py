@@ -125,11 +125,11 @@ class RewoundCapsule:
             gpu=facts.gpu,
             dumped_under=self._dumped_under,
         )
-        own = holder not in self._holders
+        own = holder == host
         try:
             reserved = await self._request(host, reserve, self._limits.prepare, messages.Reserved)
         except Refused:
-            # Perhaps for want of memory. From a holder the image comes if the copy gives way.
+            # Perhaps for want of memory. From another host the image comes if the copy gives way.
             self._own_failed = own
             raise
         for warning in reserved.warnings:
@@ -197,7 +197,9 @@ class RewoundCapsule:
                 f" {', '.join(self._holders)} would do",
                 hint="start the agent there, if the host has run on",
             )
-        return self.capsule.host if self.capsule.host in up else up[0]
+        own = self.capsule.host
+        others = [holder for holder in up if holder != own]
+        return own if own in up and not (self._own_failed and others) else others[0]
 
     async def _facts(self, holder: str) -> messages.HeldFacts:
         try:

@@ -34,7 +34,7 @@ from ..cost.model import max_pause
 from ..daemon.faultpoints import reached
 from ..migration.context import NoBoundary
 from ..model.jobs import Job
-from ..model.snapshots import Generation, beside, image_name
+from ..model.snapshots import Generation, beside, die_together, image_name
 from .capsule_image import CapsuleImage
 from .context import SnapshotContext
 
@@ -54,7 +54,8 @@ class Snapshot:
     ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
     ``to``: the directory in which the images of a suspended job are saved next, or "". ``asked``:
     whether a person wants it; else capsules that use GPUs are refused. ``ordered``: whether it is
-    taken for one order, of which nothing comes if it fails.
+    taken for one order, of which nothing comes if it fails. ``weaker``: whether it may take the
+    place of a snapshot that no single death can destroy, though one can destroy this one.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Snapshot:
         to: str = "",
         asked: bool = True,
         ordered: bool = False,
+        weaker: bool = False,
     ) -> None:
         self.number = number
         self.name = f"s{number}"
@@ -88,6 +90,8 @@ class Snapshot:
             self._limits = job.timeouts(context.cluster)
         except Refused:  # run() says so; recover() must thaw what there is all the same
             self._limits = context.cluster.timeouts
+        owners, domains = job.owners.values(), context.cluster.domains
+        strong = job.newest and die_together(job.newest.holders, owners, domains) is None
         self._parts = [
             CapsuleImage(
                 context,
@@ -96,7 +100,8 @@ class Snapshot:
                 capsule,
                 (holder := holders.get(capsule.name, "")),
                 self._limits,
-                neighbour=bool(beside(holder, job.owners.values(), context.cluster.domains)),
+                neighbour=bool(beside(holder, owners, domains)),
+                both=bool(strong) and not weaker,
             )
             for capsule in job.capsules.values()
         ]
@@ -194,17 +199,17 @@ class Snapshot:
         sizes = await self._all(CapsuleImage.inspect)
         self._check_asked()
         come: dict[str, dict[str, int]] = defaultdict(dict)
+        for part, size in zip(self._parts, sizes, strict=True):
+            come[part.holder][part.name] = size
+        await self._all(lambda part: part.hold(dict(come[part.holder])))
         # The hosts of a suspended job are to be free.
         copied = [p for p in self._parts if not self._suspends and p.host != p.holder]
         for part, size in zip(self._parts, sizes, strict=True):
-            come[part.holder][part.name] = size
             if part in copied:
                 come[part.host][part.name] = size
         await self._all(
             lambda part: part.send_ahead(
-                come[part.holder],
-                come[part.host] if part in copied else None,
-                ordered=self._ordered,
+                come[part.host] if part in copied else None, ordered=self._ordered
             )
         )
         self._check_job()

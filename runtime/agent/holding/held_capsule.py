@@ -148,7 +148,7 @@ class HeldCapsule:
                 return self._begin(note)
             finally:
                 self._close_if_empty()
-                self._gave_way = self._own_alone()
+                self._gave_way = self._only(lambda note: note.gives_way)
 
     def stands(self, number: int) -> tuple[int, int]:
         """The generation at which the store stood when ``number`` was expected, and the highest
@@ -309,7 +309,7 @@ class HeldCapsule:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._gave_way = self._own_alone()
+            self._gave_way = self._only(lambda note: note.gives_way)
             return self._gave_way
         finally:
             self._lock.release()
@@ -319,10 +319,21 @@ class HeldCapsule:
         """The same; but while a thread is at work here, as it was before."""
         return self.gives_way or self._gave_way
 
-    def drop_own(self) -> bool:
-        """Remove all generations if they give way. Returns whether they were removed."""
+    @property
+    def only_own(self) -> bool:
+        """As ``gives_way``, but copies that stay count as well."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._only(lambda note: note.own)
+        finally:
+            self._lock.release()
+
+    def drop_own(self, *, staying: bool = False) -> bool:
+        """Remove all generations if they give way; with ``staying``, if they are own copies.
+        Returns whether they were removed."""
         with self._lock:
-            if not self.gives_way:
+            if not (self.only_own if staying else self.gives_way):
                 return False
             for generation in self.generations:
                 self.drop(generation.number)
@@ -338,11 +349,12 @@ class HeldCapsule:
 
     # ---- parts of these; the caller has the lock -----------------------------------------------
 
-    def _own_alone(self) -> bool:
+    def _only(self, counts: Callable[[HeldNote], bool]) -> bool:
+        """Whether there are generations, all of them count, and none is in use."""
         if self._store is None or self._store.lent or self._leaving:
             return False
         found = self.generations
-        return bool(found) and all(g.note.gives_way and not g.users for g in found)
+        return bool(found) and all(counts(g.note) and not g.users for g in found)
 
     def _find(self, number: int) -> HeldGeneration:
         if (generation := self._generations.get(number)) is None:

@@ -185,28 +185,31 @@ class HeldImages:
     def _all(self) -> dict[str, HeldCapsule | _Loading]:
         return {**self._capsules, **self._loading}
 
-    def own_bytes(self, besides: str = "") -> int:
+    def own_bytes(self, besides: str = "", staying: str = "") -> int:
         """Bytes of memory that :meth:`drop_own` would give back."""
-        return sum(self._capsules[name].used() for name in self._giving_way(besides))
+        return sum(self._capsules[name].used() for name in self._giving_way(besides, staying))
 
     def own_bytes_soon(self) -> int:
         """The same, with the copies on which a thread is at work: they give way after that."""
         return sum(c.used() for c in self._capsules.copy().values() if c.gives_way_soon)
 
-    def _giving_way(self, besides: str) -> list[str]:
-        found = self._capsules.copy().items()
-        return [n for n, c in found if n != besides and c.gives_way]
+    def _giving_way(self, besides: str, staying: str = "") -> list[str]:
+        found = self._capsules.copy()
+        going = {n: c.only_own if n == staying else c.gives_way for n, c in found.items()}
+        return [name for name, goes in going.items() if goes and name != besides]
 
-    def drop_own(self, besides: str = "") -> list[str]:
+    def drop_own(self, besides: str = "", staying: str = "") -> list[str]:
         """Remove the copies of capsules that run on this host, except of ``besides``, since memory
-        is needed; return the capsules."""
+        is needed; return the capsules. Of the capsule ``staying`` also a copy that stays: another
+        holder sends its image to this host."""
         with self._lock:
-            dropped = self._drop_own(besides)
+            dropped = self._drop_own(besides, staying)
             self._tidy()
         return dropped
 
-    def _drop_own(self, besides: str = "") -> list[str]:
-        dropped = [n for n in self._giving_way(besides) if self._capsules[n].drop_own()]
+    def _drop_own(self, besides: str = "", staying: str = "") -> list[str]:
+        going = self._giving_way(besides, staying)
+        dropped = [n for n in going if self._capsules[n].drop_own(staying=n == staying)]
         for name in dropped:
             log.info("the copy of %s that its own host kept makes room", name)
         return dropped

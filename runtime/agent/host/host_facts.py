@@ -32,6 +32,11 @@ def facts(criu: Criu | None) -> HostFacts:
     )
 
 
+def boot() -> str:
+    """A text that differs after each boot of this machine (proc_sys_kernel(5), random/boot_id)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def memory_for_images() -> int:
     """Bytes that this host offers to images of capsules of other hosts: half of its memory."""
     return int(psutil.virtual_memory().total) // 2

@@ -18,10 +18,10 @@ import psutil
 
 from ....cores import usable
 from ...messages.predictions import Cores
+from . import host_facts
 from .reading_cost import OF_THIS_AGENT, ReadingCost
 
 PRESSURE = Path("/proc/pressure/cpu")
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 WINDOW_S, LEAST_S = 5.0, 0.2
 """The seconds over which idle time is averaged, and the fewest seconds that give an average."""
 
@@ -56,8 +56,8 @@ class IdleCores:
                 now = self._add()
         seconds = now.at - then.at
         idle = (now.idle - then.idle) / seconds * max(0.0, 1 - (now.waited - then.waited) / seconds)
-        boot = BOOT.read_text().strip()
-        return Cores(usable(), min(usable(), max(0.0, idle)), self._cost.per_byte, boot)
+        able = min(usable(), max(0.0, idle))
+        return Cores(usable(), able, self._cost.per_byte, host_facts.boot())
 
     def _add(self) -> _Look:
         now = _look()

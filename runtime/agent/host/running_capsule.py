@@ -30,7 +30,7 @@ from ....interposer.page import PageError, PageFile, open_page
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
 from ...model.snapshots import is_restore_name
-from . import run_time, sandbox_owner
+from . import host_facts, run_time, sandbox_owner
 from .finished_operations import finished_by_pid, pages_of
 from .mapped_pages import maps
 from .peer_links import PeerLinks
@@ -46,7 +46,7 @@ READ_LIMIT = 4 << 20
 
 class CapsuleNote(msgspec.Struct, frozen=True):
     """A running capsule on disk; ``init_started`` distinguishes its process 1 from a later one with
-    that pid."""
+    that pid. ``boot``: as in host_facts.boot; "" if an earlier version has written this."""
 
     spec: CapsuleSpec
     epoch: int
@@ -55,6 +55,7 @@ class CapsuleNote(msgspec.Struct, frozen=True):
     init: int
     init_started: int
     rewinds: int = 0
+    boot: str = ""
 
 
 NOTE = "resident"
@@ -72,6 +73,7 @@ class RunningCapsule:
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
     found_dead: bool = False  # nothing of it was left when this agent started
+    rebooted: bool = False  # it was started before the last boot of this host
     removed: bool = False  # its network and directory are gone, or a later sandbox's
     finished: dict[int, int] = field(default_factory=dict)  # by pid, at the last restore
     rate: UsualRate = field(default_factory=UsualRate)  # of collectives
@@ -189,6 +191,7 @@ class RunningCapsule:
             self.sandbox.init,
             self.sandbox.started,
             self.overlay.rewinds,
+            host_facts.boot(),
         )
         path = self.sandbox.plan.directory / NOTE
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
@@ -312,6 +315,7 @@ class CapsuleFactory:
             sandbox = Sandbox(self.plan(note.spec), note.init, note.init_started)
             overlay = Overlay(note.vni, note.subnet, note.rewinds)
             here = RunningCapsule(note.spec, note.epoch, overlay, sandbox)
+            here.rebooted = note.boot not in ("", host_facts.boot())
             found.append(here)  # if it has ended without a code, it went down with this host
         return found
 

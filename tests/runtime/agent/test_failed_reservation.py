@@ -87,7 +87,7 @@ class Scene:
             "IncomingMigration",
             lambda *_, **__: SimpleNamespace(write_note=lambda: None),
         )
-        copies = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
+        copies = SimpleNamespace(own_bytes=lambda *_: 0, make_room=lambda *_: None)
         parts: list[Any] = [self.table, self.registry, None, None, None, copies, None]
         self.handlers = DestinationHandlers(*parts)
         monkeypatch.setattr(self.handlers, "_take_away_stale", nothing)

@@ -55,31 +55,6 @@ class Scene:
         self.done.append(f"forget all but {sorted(jobs)}")
 
 
-def test_the_end_of_a_rank_is_told_even_if_its_network_cannot_be_removed() -> None:
-    def unplug() -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    told: list[messages.Message] = []
-
-    async def request(message: messages.Message, *_: object) -> None:
-        told.append(message)
-
-    agent: Any = Agent.__new__(Agent)
-    agent._request, agent.cluster = (
-        request,
-        SimpleNamespace(timeouts=SimpleNamespace(suspicion=1.0)),
-    )
-    resident = SimpleNamespace(
-        spec=SimpleNamespace(name="gpt/1"),
-        epoch=3,
-        unplug=unplug,
-        exit_code=lambda: 7,
-        deaths=SimpleNamespace(first=None),
-    )
-    asyncio.run(agent._report_ended(resident))
-    assert told == [messages.CapsuleEnded("gpt/1", 3, 7, 0, 0)]
-
-
 def registering(ends: Mapping[str, Exception | None]) -> list[str]:
     scene = Scene(ends)
     asyncio.run(scene.agent._register())

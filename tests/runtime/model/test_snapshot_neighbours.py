@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from hypothesis import assume, given, settings
@@ -14,6 +15,7 @@ from liveshift.runtime.model.snapshots import (
     beside,
     choose_holders,
     choose_neighbours,
+    die_together,
     rewind_plan,
 )
 from liveshift.runtime.model.spares import HostView
@@ -58,6 +60,14 @@ def test_the_images_are_spread_over_the_jobs_hosts() -> None:
     assert not isinstance(found, str)
     assert sorted(found.values()) == sorted(owners.values())
     assert all(found[capsule] != owner for capsule, owner in owners.items())
+
+
+def test_a_free_slot_draws_one_image_and_not_all() -> None:
+    owners = {f"gpt/{n}": f"h{n}" for n in range(5)}
+    found = neighbours([host(f"h{n}", slots=2 if n == 3 else 1) for n in range(5)], owners)
+    assert not isinstance(found, str)
+    assert max(Counter(found.values()).values()) <= 2
+    assert found["gpt/0"] == "h3"
 
 
 def test_two_capsules_of_one_host_are_held_by_the_other() -> None:
@@ -111,6 +121,19 @@ def test_hosts_share_a_domain_if_they_are_one_or_the_file_says_so() -> None:
     assert beside("h1", ["h2", "h0"], racks) == "h0"
     assert beside("h2", ["h0", "h2"], racks) == "h2"
     assert beside("h3", ["h0", "h2"], racks) == ""
+
+
+def test_a_death_takes_a_capsule_with_the_last_copy_of_an_image_or_does_not() -> None:
+    racks = {"h0": "rack 1", "h1": "rack 1", "h2": "rack 2"}
+    for held, taken in (
+        (["h2"], None),
+        (["h1"], ("h1", "h1")),
+        (["h1", "h0"], None),
+        ([], None),
+    ):
+        assert die_together({"gpt/0": held}, ["h0", "h1"], {}) == taken
+    assert die_together({"gpt/0": ["h1", "h0"]}, ["h0", "h2"], racks) == ("h1", "h0")
+    assert die_together({"gpt/0": ["h1", "h2"]}, ["h0", "h2"], racks) is None
 
 
 def generation(holders: dict[str, list[str]], owners: Mapping[str, str] = OWNERS) -> Generation:

@@ -11,7 +11,7 @@ import pytest
 from fleet_scene import into_one_rack
 from saved_scene import DISK, SavedScene, saving
 
-from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.model.ownership import Ruling
 
@@ -58,6 +58,38 @@ def test_without_another_host_the_jobs_own_hosts_hold_what_is_saved(saving: Save
     assert order(saving, dry_run=True).holders == {"a/0": "h1", "a/1": "h0"}
     into_one_rack(saving.fleet, "h0", "h1")
     assert order(saving, dry_run=True).holders == {"a/0": "h0", "a/1": "h1"}
+
+
+def saved_without_h2(scene: SavedScene) -> None:
+    """Save the job while only its own hosts are there to hold it."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            await scene.save()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("error", [NotFound("it is damaged"), Unreachable("h1 is gone")])
+def test_if_one_holder_cannot_save_an_image_the_other_one_does(
+    saving: SavedScene, error: LiveshiftError
+) -> None:
+    saving.fails["SaveHeld h1"] = [error]
+    saved_without_h2(saving)
+    asked = [(h, m.capsule) for h, m in saving.asks if isinstance(m, messages.SaveHeld)]
+    assert asked == [("h1", "a/0"), ("h0", "a/1"), ("h0", "a/0"), ("h1", "a/1")]
+    assert saving.job.newest is not None
+
+
+def test_what_lay_on_the_only_host_alone_is_dropped_once_it_is_saved(saving: SavedScene) -> None:
+    """No later snapshot would take its place."""
+    into_one_rack(saving.fleet, "h0", "h1")
+    saved_without_h2(saving)
+    assert saving.job.newest is None
+    assert saving.fleet.journal.snapshots.newest("a") is None
+    assert saving.fleet.journal.snapshots.saved("a") is not None
 
 
 def suspended(scene: SavedScene) -> None:

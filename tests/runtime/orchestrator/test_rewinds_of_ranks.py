@@ -96,7 +96,9 @@ def test_what_died_with_its_host_is_no_fault_of_the_job(scene: RewindsScene) -> 
     async def play() -> None:
         async with scene.at_work():
             for count in range(1, 8):
-                dead = msgspec.structs.replace(scene.end("a/1", KILLED), found_dead=True)
+                dead = msgspec.structs.replace(
+                    scene.end("a/1", KILLED), found_dead=True, rebooted=True
+                )
                 assert scene.report(dead)
                 await scene.until(partial(_rewound, scene, count))
 
@@ -104,6 +106,33 @@ def test_what_died_with_its_host_is_no_fault_of_the_job(scene: RewindsScene) -> 
     assert all("came back without a/1" in text for text in scene.history("rewinding"))
     assert scene.died() == [{}] * 7
     assert all(owner[2] for owner in scene.owners().values())
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_what_died_while_its_agent_was_away_died_with_its_host_only_if_that_was_silent(
+    scene: RewindsScene, silent: bool
+) -> None:
+    """The kernel may have ended both for want of memory."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
+            scene.job.capsules["a/1"].reported = time.monotonic()
+            scene.alive.discard("h1")
+            if silent:
+                scene.kernels.discard("h1")
+                scene.stuck = {"GetHeld"}  # so that no rewind is written before it is back
+            await asyncio.sleep(0.3)
+            scene.alive.add("h1")
+            scene.kernels.add("h1")
+            await asyncio.sleep(0.1)
+            scene.stuck = set()
+            dead = msgspec.structs.replace(scene.end("a/1", KILLED), found_dead=True)
+            assert scene.report(dead)
+            await scene.until(partial(_rewound, scene, 1))
+
+    asyncio.run(play())
+    assert scene.died() == ([{}] if silent else [{"a/1": 0}])
 
 
 def _rewound(scene: RewindsScene, times: int) -> bool:

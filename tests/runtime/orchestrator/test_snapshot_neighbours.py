@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from fleet_scene import into_one_rack
 from liveshift.errors import Refused
 from liveshift.runtime import messages
 from liveshift.runtime.orchestrator import job_snapshots as module
+from liveshift.runtime.orchestrator.protection import STRONG_AT_FIRST
 
 __all__ = ["scene", "soon"]
 
@@ -43,10 +46,38 @@ def test_a_host_that_is_away_for_a_moment_is_waited_for(scene: Scene) -> None:
     assert scene.job.newest.holders == OUTSIDE
 
 
-def test_if_it_stays_away_it_is_not(scene: Scene) -> None:
+SELDOM = OFTEN.replace("every = 1", "every = 3600")
+
+
+@pytest.mark.parametrize("settings", [OFTEN, SELDOM])
+def test_if_it_stays_away_it_is_not(tmp_path: Path, settings: str) -> None:
+    scene = Scene(tmp_path, settings)
     scene.run(lambda: scene.stage.completed)
+    away = time.monotonic()
     scene.run(lambda: scene.row().holders == ["h0", "h1"], without="h2")
+    assert time.monotonic() - away > 2.0, "twice timeouts.suspicion"
     assert scene.row().why_not == ""
+
+
+@pytest.mark.usefixtures("now")
+def test_images_that_lie_well_do_not_go_to_and_fro(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.run(lambda: scene.stage.completed, without="h2")
+    scene.run(lambda: len(scene.stage.completed) == 3)
+    assert [made.holders for made in scene.stage.completed] == [AMONG] * 3
+    monkeypatch.setattr(module, "STEADY_S", 0.5)
+    scene.run(lambda: scene.stage.completed[-1].holders == OUTSIDE)
+
+
+def test_a_job_of_the_same_name_begins_anew(scene: Scene) -> None:
+    for name in ("h0", "h1"):
+        scene.fleet.hosts[name].heard = float("inf")
+    search = scene.snapshots._search(scene.job)
+    search.refused["h0"], search.without = time.monotonic(), 1.0
+    assert scene.snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h0"}
+    scene.fleet.jobs["a"] = replace(scene.job)
+    assert isinstance(scene.snapshots.holders(scene.job), str)
 
 
 def test_an_order_does_not_wait(scene: Scene) -> None:
@@ -72,8 +103,9 @@ def test_what_is_saved_needs_no_other_host(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("now")
 def test_a_host_without_room_does_not_keep_a_job_from_its_neighbours(scene: Scene) -> None:
-    """It is not asked again before each snapshot: all memory would go to and fro."""
-    scene.stage.fail("Hold a/1", Refused("h2 cannot hold s1.1 of a/1"))
+    """It is asked once more, and not again before each snapshot: all memory would go to and
+    fro."""
+    scene.stage.fail("Hold a/1", *[Refused("h2 cannot hold s1.1 of a/1")] * 2)
     scene.run(lambda: len(scene.stage.completed) == 3)
     assert [made.holders for made in scene.stage.completed] == [AMONG] * 3
     kinds = [kind for kind, _ in scene.events()]
@@ -84,17 +116,23 @@ def test_a_host_without_room_does_not_keep_a_job_from_its_neighbours(scene: Scen
 def test_a_host_without_room_is_asked_again_later(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.stage.fail("Hold a/1", Refused("h2 cannot hold s1.1 of a/1"))
+    scene.stage.fail("Hold a/1", *[Refused("h2 cannot hold s1.1 of a/1")] * 2)
     scene.run(lambda: scene.stage.completed)
-    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    monkeypatch.setattr(module, "STEADY_S", 0.0)
     scene.run(lambda: len(scene.stage.completed) == 2)
     assert [made.holders for made in scene.stage.completed] == [AMONG, OUTSIDE]
 
 
 @pytest.mark.usefixtures("now")
-def test_without_a_copy_at_home_a_neighbour_is_no_protection(scene: Scene) -> None:
+def test_without_a_copy_at_home_a_neighbour_is_no_protection(tmp_path: Path) -> None:
+    """A further snapshot is no better, so it does not come any sooner."""
+    scene = Scene(tmp_path, SELDOM)
     scene.stage.fail("HoldOwn a/0", *[Refused("h0 has no memory for it")] * 50)
     scene.run(lambda: scene.stage.completed, without="h2")
+    until = time.monotonic() + 0.5
+    scene.run(lambda: time.monotonic() > until, without="h2")
+    assert len(scene.stage.completed) == 1
+    assert [kind for kind, _ in scene.events()][-1] == "unprotected"
     assert scene.job.newest is not None
     assert scene.job.newest.holders == {**AMONG, "a/0": ["h1"]}
     assert scene.row().why_not == "h1 keeps s1, and a/1 runs there"
@@ -129,3 +167,15 @@ def test_neighbours_without_room_are_asked_again_and_named(scene: Scene) -> None
     assert scene.row().why_not == f"{refusal} ({refusal.hint})"
     scene.run(lambda: scene.stage.completed, without="h2")
     assert scene.row().why_not == ""
+
+
+@pytest.mark.usefixtures("now")
+def test_one_copy_replaces_two_only_if_two_cannot_be_had_for_long(scene: Scene) -> None:
+    scene.run(lambda: scene.stage.completed, without="h2")
+    scene.stage.fail("HoldOwn a/0", *[Refused("h0 has no memory for it")] * 50)
+    scene.run(lambda: len(scene.stage.completed) == 3, without="h2")
+    assert scene.stage.completed[1].holders == {**AMONG, "a/0": ["h1"]}
+    assert scene.stage.said.count("HoldOwn a/0") == 3 + STRONG_AT_FIRST
+    assert scene.row().why_not == "h1 keeps s6, and a/1 runs there"
+    told = [text for kind, text in scene.events() if kind == "unprotected" and "keeps" in text]
+    assert len(told) == 1, "the next snapshot is no news"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+import pytest
 from rewind_scene import RewindScene
 from waits import until_async
 
@@ -148,3 +149,38 @@ def test_reasons_with_numbers_that_change_do_not_fill_the_history() -> None:
 
     assert asyncio.run(play()) is RewindEnd.DONE
     assert len([text for kind, text in scene.notes if kind == "rewinding"]) == MOST_NOTED
+
+
+class Short(RewindScene):
+    """h0 and h2 both hold the image of gpt/0, which goes back in place on h0. That has no memory
+    for it while its copy is read there; it has, if the copy may go because h2 sends the image."""
+
+    def __init__(self, *holders: str) -> None:
+        super().__init__()
+        self.generation.holders["gpt/0"] = list(holders)
+        self.generation.own_copies.append("gpt/0")
+        self.own_copies = {"h0"}
+
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        if isinstance(message, messages.Reserve) and host == message.source == "h0":
+            self._say("Reserve h0")
+            raise Refused("h0 has not enough memory")
+        return await super().request(host, message, timeout)
+
+
+@pytest.mark.parametrize("holders", [["h2"], ["h2", "h0"], ["h0", "h2"]])
+def test_without_memory_beside_its_copy_a_host_gets_the_image_from_the_other_holder(
+    holders: list[str],
+) -> None:
+    scene = Short(*holders)
+
+    async def play() -> RewindEnd:
+        async with asyncio.timeout(10):
+            return await scene.rewind().run()
+
+    assert asyncio.run(play()) is RewindEnd.DONE
+    assert scene.job.capsules["gpt/0"].host == "h0"
+    sources = [
+        m.source for host, m in scene.asks if isinstance(m, messages.Reserve) and host == "h0"
+    ]
+    assert sources == ["h2"]

@@ -22,6 +22,7 @@ from snapshot_stage import (
 
 from liveshift.errors import Refused
 from liveshift.runtime import messages
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.snapshot.snapshot import Snapshot
 
 
@@ -84,9 +85,16 @@ def test_the_hosts_of_a_job_that_is_suspended_keep_no_copy() -> None:
 # ---- the hosts of the job hold each other's images -------------------------------------------
 
 
-def among_themselves(stage: SnapshotStage, *, suspends: str = "") -> Snapshot:
-    holders = {f"gpt/{i}": f"h{(i + 1) % 3}" for i in range(3)}
-    return Snapshot(stage, 17, a_job(), holders, suspends=suspends)
+def among_themselves(
+    stage: SnapshotStage, *, before: int = 0, suspends: str = "", weaker: bool = False
+) -> Snapshot:
+    """``before``: how many copies of each image the job's newest snapshot has."""
+    job, holders = a_job(), {f"gpt/{i}": f"h{(i + 1) % 3}" for i in range(3)}
+    owners = {c.name: (c.host, c.epoch) for c in job.capsules.values()}
+    two = {name: [holders[name], owners[name][0]][:before] for name in holders}
+    if before:
+        job.newest = Generation(16, "gpt", "", 5.0, 0, owners, two)
+    return Snapshot(stage, 17, job, holders, suspends=suspends, weaker=weaker)
 
 
 def test_then_the_copy_at_home_is_held_as_well() -> None:
@@ -96,11 +104,13 @@ def test_then_the_copy_at_home_is_held_as_well() -> None:
     assert made.holders == {f"gpt/{i}": [f"h{(i + 1) % 3}", f"h{i}"] for i in range(3)}
     assert [made.home(capsule) for capsule in made.owners] == ["", "", ""]
     holds = of(stage, messages.Hold)
-    assert {m.stays for _, m in holds if m.own} == {True}
+    assert [m.own for _, m in holds] == [False] * 3 + [True] * 3, (
+        "copies take the room that is left"
+    )
     for host, m in holds:
-        assert set(m.together) == {f"gpt/{host[1:]}", f"gpt/{(int(host[1:]) - 1) % 3}"}, (
-            "each host gets two images, and has room for both or for none"
-        )
+        own, other = f"gpt/{host[1:]}", f"gpt/{(int(host[1:]) - 1) % 3}"
+        assert (m.spec.name, m.stays) == ((own, True) if m.own else (other, False))
+        assert set(m.together) == ({own, other} if m.own else {other})
 
 
 @pytest.mark.parametrize("base", [0, 3, 4])
@@ -113,13 +123,38 @@ def test_all_memory_goes_unless_both_have_the_same(base: int) -> None:
     assert {(m.base, m.own, m.least) for m in starts(stage).values()} == {(sent, base, 6)}
 
 
-def test_a_neighbour_alone_is_better_than_no_snapshot() -> None:
+@pytest.mark.parametrize("step", ["HoldOwn", "CheckOwn"])
+def test_a_neighbour_alone_is_better_than_no_snapshot(step: str) -> None:
     stage = SnapshotStage()
-    stage.fail("HoldOwn gpt/1", Refused("no memory is left"))
+    stage.fail(f"{step} gpt/1", Refused("no memory is left"))
     made = play(stage, among_themselves(stage)).generation
     assert made is not None
     assert made.holders["gpt/1"] == ["h2"]
     assert made.holders["gpt/0"] == ["h1", "h0"]
+
+
+@pytest.mark.parametrize("step", ["HoldOwn", "CheckOwn", "silence"])
+def test_it_takes_no_place_of_a_snapshot_with_two_copies(step: str) -> None:
+    """One death after it would lose the job. With the earlier one it would not."""
+    stage = SnapshotStage()
+    if step == "silence":
+        stage.silent.add("CheckOwn gpt/1")
+    else:
+        stage.fail(f"{step} gpt/1", Refused("no memory is left"))
+    snapshot = play(stage, among_themselves(stage, before=2))
+    assert snapshot.generation is None
+    assert stage.completed == []
+    locked = bool(of(stage, messages.LockCapsule))
+    assert locked is (step != "HoldOwn"), "the job is not paused for nothing"
+
+
+@pytest.mark.parametrize(("before", "weaker"), [(1, False), (2, True)])
+def test_it_takes_the_place_of_one_that_is_no_better_or_too_old(before: int, weaker: bool) -> None:
+    stage = SnapshotStage()
+    stage.fail("HoldOwn gpt/1", Refused("no memory is left"))
+    made = play(stage, among_themselves(stage, before=before, weaker=weaker)).generation
+    assert made is not None
+    assert made.holders["gpt/1"] == ["h2"]
 
 
 def test_a_suspended_job_leaves_one_image_with_each_neighbour() -> None:

@@ -97,7 +97,7 @@ def test_the_order_of_the_steps() -> None:
         [stage.said.index(word)] for word in ("close gates", "open gates", "complete")
     )
     order = [
-        *(places(stage, kind) for kind in ("Inspect", "HoldOwn ", "Hold ", "StartSnapshot")),
+        *(places(stage, kind) for kind in ("Inspect", "Hold ", "HoldOwn ", "StartSnapshot")),
         closed,
         *(places(stage, kind) for kind in ("LockCapsule", "DumpCapsule", "ThawCapsule")),
         opened,

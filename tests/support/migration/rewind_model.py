@@ -2,12 +2,12 @@
 """Snapshots, rewinds and suspensions: all that may happen next, and what must hold.
 
 The rules are those of ownership.py themselves. What the orchestrator and the hosts do stands in
-rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it sound can be switched
-off (:class:`Safeguards`).
+rewind_snapshots.py, rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it
+sound can be switched off (:class:`Safeguards`).
 
 A move of one capsule may be under way (rewind_moves.py). Not in the model: the job's own end,
-memory that runs out, and the choice of several holders: one host without a capsule of the job holds
-all images.
+memory that runs out, and the choice among several holders: one host without a capsule of the job
+holds all images, or the hosts of the two capsules hold them for each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from rewind_state import (
     Safeguards,
     State,
     at,
-    has_all,
+    is_kept,
+    is_protected,
     named,
     put,
     put_copy,
@@ -44,6 +45,8 @@ class RewindModel(Orchestrator, Orders, Moves):
     def __init__(self, safeguards: Safeguards) -> None:
         self.p = safeguards
         self.trying = ""
+        self.forgave = 0
+        """How many states were seen in which the job is lost, as it may be."""
 
     def take(self, s: State, message: Message) -> Answers:
         name, _, kind, *body = message
@@ -154,10 +157,10 @@ class RewindModel(Orchestrator, Orders, Moves):
             or (s.moving and at(s, o.host).coming[c] is not None)
             for c, o in enumerate(s.owners)
         )
-        held = s.newest is not None and has_all(s, s.newest.holder, s.newest.number)
-        if owned or held or s.forgiven:
+        if owned or is_kept(s) or s.forgiven:
             return s
         if len(s.losses) > 1:
+            self.forgave += 1
             return s._replace(forgiven=True)
         raise Violation("the job is lost, and at most one host is")
 
@@ -185,11 +188,8 @@ class RewindModel(Orchestrator, Orders, Moves):
             yield from self.host(s, name, h)
         yield from self.orchestrator(s)
         yield from self.moves(s)
-        if not (self.protected(s) or s.forgiven):
+        if not (is_protected(s) or s.forgiven):
             yield from self.begin(s._replace(faults=Faults(snapshots=1)))
-
-    def protected(self, s: State) -> bool:
-        return s.newest is not None and has_all(s, s.newest.holder, s.newest.number)
 
     def at_rest(self, s: State) -> str | None:
         """What is wrong with a state in which nothing happens any more."""
@@ -203,7 +203,7 @@ class RewindModel(Orchestrator, Orders, Moves):
             return "it does not train"
         if any(copy.session for _, _, copy in running(s)):
             return "a capsule stays locked"
-        if not self.protected(s):
+        if not is_protected(s):
             return "no snapshot protects it"
         assert s.newest is not None
         for h in s.hosts:

@@ -8,30 +8,23 @@ journal. Steps of docs/design are in the order in which the methods stand here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from exploring import Violation
+from rewind_snapshots import Snapshots
 from rewind_state import (
     CAPSULES,
     CUT,
     DONE,
     MOVED,
     REFUSED,
-    SILENCE,
-    UP,
-    Answers,
     Change,
     Copy,
-    Generation,
     Host,
-    Message,
     Owned,
-    Safeguards,
     State,
-    Taking,
     at,
     change,
-    has_all,
+    has,
     named,
     put,
     spend,
@@ -40,22 +33,7 @@ from rewind_state import (
 from liveshift.runtime.model.ownership import Owner, last_whole, may_pass, may_restore
 
 
-class Orchestrator:
-    p: Safeguards
-
-    def take(self, s: State, message: Message) -> Answers:
-        raise NotImplementedError
-
-    def order(self, s: State, name: str, kind: str, *body: Any) -> Iterator[tuple[str, State]]:
-        """All that may come of an order to a host that is up."""
-        message = (name, at(s, name).life, kind, *body)
-        for answer, after in self.take(s, message):
-            yield answer, after
-            if s.faults.doubles:
-                yield answer, spend(after, "doubles")._replace(net=after.net | {message})
-        if s.faults.silences:
-            yield SILENCE, spend(s, "silences")._replace(net=s.net | {message})
-
+class Orchestrator(Snapshots):
     def orchestrator(self, s: State) -> Iterator[Change]:
         yield from self.snapshot(s, s.taking) if s.taking else self.begin(s)
         if s.rewinding:
@@ -68,75 +46,6 @@ class Orchestrator:
             yield from self.resume(s)
         else:
             yield from self.rewind(s)
-
-    def is_up(self, s: State, name: str) -> bool:
-        return at(s, name).state is UP
-
-    # ---- a snapshot ----------------------------------------------------------------------------
-
-    def begin(self, s: State) -> Iterator[Change]:
-        job = {o.host for o in s.owners}
-        ready = all(o.granted and self.is_up(s, o.host) for o in s.owners)
-        free = [n for n, _ in named(s) if n not in job and self.is_up(s, n)]
-        if s.rewinding or s.moving or not ready or not free:
-            return
-        if s.faults.snapshots:
-            yield from self.hold(spend(s, "snapshots"), free, suspends=False)
-        if s.faults.suspensions:
-            yield from self.hold(spend(s, "suspensions"), free, suspends=True)
-
-    def hold(self, s: State, free: list[str], *, suspends: bool) -> Iterator[Change]:
-        holder = s.newest.holder if s.newest and s.newest.holder in free else free[0]
-        last = s.number if self.p.numbers_grow else s.newest.number if s.newest else 0
-        number = last + 1
-        s = s._replace(number=number, ran_on=frozenset())
-        taking = Taking(number, s.rewinds, s.owners, holder, 0, suspends=suspends)
-        for answer, after in self.order(s._replace(taking=taking), holder, "hold", number):
-            numbers = (n for n in range(number - 1, 0, -1) if has_all(after, holder, n))
-            known = taking._replace(base=next(numbers, 0))  # the holder says what it has
-            done = after._replace(taking=known) if answer == DONE else self.give_up(after)
-            why = ", to suspend the job" if suspends else ""
-            yield f"s{number}{why}: {holder} holds: {answer}", done
-
-    def give_up(self, s: State) -> State:
-        return s._replace(taking=None, ran_on=frozenset())
-
-    def snapshot(self, s: State, taking: Taking) -> Iterator[Change]:
-        number, holder, base, name = taking.number, taking.holder, taking.base, f"s{taking.number}"
-        if not all(self.is_up(s, n) for n in (holder, *(o.host for o in taking.owners))):
-            yield f"{name}: given up, a host is silent", self.give_up(s)
-            return
-        for c, owner in enumerate(taking.owners):
-            if c not in taking.locked:
-                for answer, after in self.order(s, owner.host, "lock", c, number, holder, base):
-                    locked = taking._replace(locked=taking.locked | {c})
-                    yield f"{name}: lock {c}: {answer}", self.went(after, answer, locked)
-            elif c not in taking.dumped and (
-                len(taking.locked) == len(CAPSULES) or not self.p.all_locked_first
-            ):
-                for answer, after in self.order(s, owner.host, "dump", c, number, holder, base):
-                    dumped = taking._replace(dumped=taking.dumped | {c})
-                    yield f"{name}: dump {c}: {answer}", self.went(after, answer, dumped)
-        if len(taking.dumped) == len(CAPSULES):
-            for answer, after in self.order(s, holder, "check", number):
-                done = self.complete(after, taking) if answer == DONE else self.give_up(after)
-                yield f"{name}: complete? {answer}", done
-
-    def went(self, s: State, answer: str, taking: Taking) -> State:
-        return s._replace(taking=taking) if answer == DONE else self.give_up(s)
-
-    def complete(self, s: State, taking: Taking) -> State:
-        if self.p.same_rewinds and (s.rewinds, s.owners) != (taking.rewinds, taking.owners):
-            return self.give_up(s)
-        images = [i for i in at(s, taking.holder).held if i.number == taking.number]
-        if not all(i.good for i in images):
-            raise Violation("a snapshot with wrong pages is complete")
-        if not all(i.cut for i in images):
-            raise Violation("a snapshot is no consistent cut")
-        newest = Generation(taking.number, taking.rewinds, taking.holder)
-        lost = frozenset(o.host for c, o in enumerate(s.owners) if not at(s, o.host).copies[c])
-        done = self.give_up(s)._replace(newest=newest, losses=lost)
-        return self.suspend(done) if taking.suspends else done
 
     # ---- a suspension --------------------------------------------------------------------------
 
@@ -157,21 +66,51 @@ class Orchestrator:
     def resume(self, s: State) -> Iterator[Change]:
         """A rewind in which no capsule is in place; a person may want it at any time."""
         assert s.newest is not None
-        holder, number = s.newest.holder, s.newest.number
-        if not self.is_up(s, holder) or not has_all(s, holder, number):
+        if not all(self.givers(s, c) for c in CAPSULES):
             return
-        plan = tuple(Owned(holder, o.epoch + self.p.plus, False) for o in s.owners)
-        after = s._replace(
-            suspended=False,
-            rewinds=s.rewinds + 1,
-            owners=plan,
-            rewinding=True,
-            before=last_whole([Owner(*owner) for owner in s.owners], s.before),
-            generation=number,
-            ended=frozenset(),
-            done=("", ""),
+        for hosts in self.plans(s, [*CAPSULES]):
+            after = s._replace(
+                suspended=False,
+                rewinds=s.rewinds + 1,
+                owners=self.planned(s, hosts),
+                rewinding=True,
+                before=last_whole([Owner(*owner) for owner in s.owners], s.before),
+                generation=s.newest.number,
+                ended=frozenset(),
+                done=("", ""),
+            )
+            yield f"resume {after.rewinds} from s{s.newest.number}: {hosts}", after
+
+    # ---- where capsules go, and whence their images come ---------------------------------------
+
+    def givers(self, s: State, c: int) -> list[str]:
+        """The holders that are up and have the image of a capsule, first its own host."""
+        assert s.newest is not None
+        up = [n for n in s.newest.holders[c] if self.is_up(s, n)]
+        found = [n for n in up if has(s, n, s.newest.number, c)]
+        return sorted(found, key=lambda n: n != s.owners[c].host)
+
+    def plans(self, s: State, lost: list[int]) -> list[list[str]]:
+        """All hosts to which capsules may go: the lost ones to a holder of their images that has a
+        free slot, though it may have come back without them; else to any host with one."""
+        assert s.newest is not None
+        plans = [[""] * len(CAPSULES)]
+        for c in sorted(CAPSULES, key=lambda c: c in lost):
+            longer: list[list[str]] = []
+            for plan in plans:
+                free = [n for n, _ in named(s) if plan.count(n) < s.cluster.slots]
+                free = [n for n in free if self.is_up(s, n)]
+                there = [n for n in s.newest.holders[c] if n in free] or free
+                to = there if c in lost else [s.owners[c].host]
+                longer += [[*plan[:c], name, *plan[c + 1 :]] for name in to]
+            plans = longer
+        return plans
+
+    def planned(self, s: State, hosts: list[str]) -> tuple[Owned, ...]:
+        return tuple(
+            Owned(name, o.epoch + self.p.plus, False)
+            for name, o in zip(hosts, s.owners, strict=True)
         )
-        yield f"resume {after.rewinds} from s{number}", after
 
     # ---- a rewind ------------------------------------------------------------------------------
 
@@ -192,17 +131,17 @@ class Orchestrator:
         heard = any(self.is_up(s, name) for name in hosts)
         if not lost or s.newest is None or (self.p.one_heard and not heard):
             return
-        holder = s.newest.holder
-        if not self.is_up(s, holder) or (
-            self.p.images_seen and not has_all(s, holder, s.newest.number)
-        ):
+        if not all(any(self.is_up(s, n) for n in names) for names in s.newest.holders):
             return
-        if not has_all(s, holder, s.newest.number):
+        if not all(self.givers(s, c) for c in CAPSULES):
+            if self.p.images_seen:
+                return
             raise Violation("a rewind to images that are gone")
-        plan = tuple(
-            Owned(holder if c in lost else o.host, o.epoch + self.p.plus, False)
-            for c, o in enumerate(s.owners)
-        )
+        for names in self.plans(s, lost):
+            yield from self.rewind_to(s, lost, self.planned(s, names))
+
+    def rewind_to(self, s: State, lost: list[int], plan: tuple[Owned, ...]) -> Iterator[Change]:
+        assert s.newest is not None
         before = last_whole([Owner(*owner) for owner in s.owners], s.before)
         after = s._replace(
             rewinds=s.rewinds + 1,
@@ -212,7 +151,7 @@ class Orchestrator:
             generation=s.newest.number,
             ended=frozenset(),
             done=("", ""),
-            losses=s.losses | {hosts[c] for c in lost},
+            losses=s.losses | {s.owners[c].host for c in lost},
             moving=None if self.p.overtakes else s.moving,
             gone=False,
         )
@@ -254,10 +193,11 @@ class Orchestrator:
                     after = self.again(after, c)
                 yield f"reserve {c} on {name}: {answer}", after
         else:
-            holder = s.newest.holder if s.newest else ""
-            if not self.is_up(s, holder):
+            holders = s.newest.holders[c] if s.newest else ()
+            up = [*self.givers(s, c), *(n for n in holders if self.is_up(s, n))]
+            if not up:
                 return
-            image = s.generation, holder
+            image = s.generation, up[0]
             for answer, after in self.order(s, name, "bring", c, owner.epoch, *image):
                 if answer not in (DONE, "gone"):
                     after = self.again(after, c, still=answer == "failed")

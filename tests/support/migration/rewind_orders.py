@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from rewind_hosts import Hosts
 from rewind_state import (
-    CAPSULES,
     DONE,
     REFUSED,
     Answers,
@@ -32,7 +31,7 @@ class Orders(Hosts):
     # ---- a source ------------------------------------------------------------------------------
 
     def take_lock(
-        self, s: State, name: str, c: int, number: int, holder: str, base: int
+        self, s: State, name: str, c: int, number: int, holders: tuple[str, ...], base: int
     ) -> Answers:
         h = at(s, name)
         copy = h.copies[c]
@@ -42,60 +41,68 @@ class Orders(Hosts):
             again = copy.session.number == number and not copy.session.dumped
             return [(DONE if again else REFUSED, s)]
         whom, since = copy.sent
-        has = whom == holder and (since == base or not self.p.based)
-        session = Session(number, holder, since if has else 0, base)
+        has = whom == holders[0] and (since == base or not self.p.based)
+        session = Session(number, holders, since if has else 0, base)
         return [(DONE, put_copy(s, name, c, copy._replace(session=session, sent=("", 0))))]
 
     def take_dump(
-        self, s: State, name: str, c: int, number: int, holder: str, base: int
+        self, s: State, name: str, c: int, number: int, holders: tuple[str, ...], base: int
     ) -> Answers:
         copy = at(s, name).copies[c]
         if copy is None or copy.promised:
             return [(REFUSED, s)]
         session = copy.session
         if session is None and not self.p.dump_only_if_locked:  # locked and dumped in one order
-            session = Session(number, holder, 0, base)
+            session = Session(number, holders, 0, base)
             copy = copy._replace(session=session)
         if session is None or session.number != number:
             return [(REFUSED, s)]
         if session.dumped:
             return [(DONE, s)]
-        there, empty = at(s, session.holder), Image(number, c)
-        if empty not in there.held:
+        if Image(number, c) not in at(s, session.holders[0]).held:
             return [(REFUSED, self.thaw(s, name, c, copy))]
+        ways = [s]
+        for there in session.holders:
+            ways = [after for way in ways for after in self.arrives(way, there, c, copy, session)]
+        sent, dumped = (session.holders[0], number), session._replace(dumped=True)
+        after = copy._replace(session=dumped, sent=sent)
+        return [(DONE, put_copy(way, name, c, after)) for way in ways]
+
+    def arrives(self, s: State, name: str, c: int, copy: Copy, session: Session) -> list[State]:
+        """The image has come to a holder as a whole, or not; the capsule's own host may give its
+        copy up."""
+        h, empty = at(s, name), Image(session.number, c)
+        if empty not in h.held:
+            return [s]
         has = any(
-            i.number == session.base and i.capsule == c and i.complete and i.good
-            for i in there.held
+            i.number == session.base and i.capsule == c and i.complete and i.good for i in h.held
         )
         good = session.way == 0 or (session.way == session.base and has)
-        ways = [(s, good)]
+        image = Image(session.number, c, True, good, copy.past != session.number)
+        ways = [(s, image)]
         if s.faults.chunks and good:
-            ways.append((spend(s, "chunks"), False))
-        answers = []
-        for t, right in ways:
-            image = Image(number, c, True, right, copy.past != number)
-            there = at(t, session.holder)
-            t = put(t, session.holder, there._replace(held=there.held - {empty} | {image}))
-            sent, dumped = (session.holder, number), session._replace(dumped=True)
-            after = copy._replace(session=dumped, sent=sent)
-            answers.append((DONE, put_copy(t, name, c, after)))
-        return answers
+            ways.append((spend(s, "chunks"), image._replace(good=False)))
+        if s.faults.copies and name != session.holders[0]:
+            ways.append((spend(s, "copies"), empty))
+        return [put(t, name, h._replace(held=h.held - {empty} | {i})) for t, i in ways]
 
     # ---- a holder ------------------------------------------------------------------------------
 
-    def take_hold(self, s: State, name: str, number: int) -> Answers:
+    def take_hold(self, s: State, name: str, number: int, capsules: tuple[int, ...]) -> Answers:
         h = at(s, name)
         if not self.p.keeps_earlier:
             h = h._replace(held=frozenset(i for i in h.held if i.number >= number))
         known = {(i.number, i.capsule) for i in h.held}
-        new = {Image(number, c) for c in CAPSULES if (number, c) not in known}
+        new = {Image(number, c) for c in capsules if (number, c) not in known}
         return [(DONE, put(s, name, h._replace(held=h.held | new)))]
 
-    def take_check(self, s: State, name: str, number: int) -> Answers:
-        images = [i for i in at(s, name).held if i.number == number and i.complete]
-        whole = len(images) == len(CAPSULES)
-        right = whole and (all(i.good for i in images) or not self.p.digest)
-        return [(DONE if right else REFUSED, s)]
+    def take_check(self, s: State, name: str, number: int, capsules: tuple[int, ...]) -> Answers:
+        held = at(s, name).held
+        images = [i for i in held if i.number == number and i.complete and i.capsule in capsules]
+        whole = len(images) == len(capsules)
+        wrong = frozenset(i for i in images if not i.good and self.p.digest)
+        s = put(s, name, at(s, name)._replace(held=held - wrong))
+        return [(DONE if whole and not wrong else REFUSED, s)]
 
     # ---- a rewind ------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots and rewinds as a small state machine: what a state of it is, and its small changes.
 
-One job of two capsules, one orchestrator, and three or four hosts: each of two has a capsule, and
-the third holds the images. An order and its answer are one step, so orders to different hosts come
-in any sequence. An order whose answer is lost (a fault) stays in ``net``: it may be carried out at
-any later time, or never, and its answer counts no more. A host can lose its power, or be cut off
-from the orchestrator while its capsules still hear all others; both can end again.
+One job of two capsules, one orchestrator, and two to four hosts: each of two has a capsule, and
+the third holds the images, or these two hold each other's (:func:`neighbours`). An order and its
+answer are one step, so orders to different hosts come in any sequence. An order whose answer is
+lost (a fault) stays in ``net``: it may be carried out at any later time, or never, and its answer
+counts no more. A host can lose its power, or be cut off from the orchestrator while its capsules
+still hear all others; both can end again.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class Safeguards:
     digest: bool = True  # the holder compares its pages with the source's
     same_rewinds: bool = True  # a snapshot fails if the job was rewound while it was taken
     numbers_grow: bool = True  # no number is used again, not after a restart either
+    # a snapshot that the hosts of the job hold for each other
+    own_stays: bool = True  # the capsule's own host holds a second copy of its image
+    same_base: bool = True  # all pages go to both, if they stand at different snapshots
+    names_whole: bool = True  # the write names no host whose copy is not whole
+    never_weaker: bool = True  # one with two copies of each image stays if the next one has fewer
     # a rewind
     one_heard: bool = True  # one host of the job answers when it is rewound
     halved: bool = True  # nothing is restored before one earlier copy has certainly ended
@@ -78,9 +84,9 @@ class Session(NamedTuple):
     """What a source has open for a snapshot; its capsule is locked."""
 
     number: int
-    holder: str
+    holders: tuple[str, ...]  # a second one is this host itself
     way: int  # 0: all pages go. Else only those written since that snapshot
-    base: int  # the snapshot at which the holder's store is; 0 if it is empty
+    base: int  # the snapshot at which the holders' stores are; 0 if one is empty, or they differ
     dumped: bool = False
 
 
@@ -108,7 +114,7 @@ class Coming(NamedTuple):
 
 
 class Image(NamedTuple):
-    """A capsule's image at the holder."""
+    """A capsule's image at a holder."""
 
     number: int
     capsule: int
@@ -135,10 +141,14 @@ class Owned(NamedTuple):
     granted: bool
 
 
+Holders = tuple[tuple[str, ...], ...]
+"""Of each capsule: the host that holds its image, and perhaps its own host."""
+
+
 class Generation(NamedTuple):
     number: int
     rewinds: int
-    holder: str
+    holders: Holders
 
 
 class Taking(NamedTuple):
@@ -147,8 +157,11 @@ class Taking(NamedTuple):
     number: int
     rewinds: int
     owners: tuple[Owned, ...]
-    holder: str
-    base: int
+    holders: Holders
+    bases: tuple[int, ...] = (0, 0)
+    held: int = 0  # so many of the orders to hold have been answered
+    checked: int = 0  # and so many of those to compare digests
+    without: frozenset[int] = frozenset()  # capsules whose own hosts have no copy
     locked: frozenset[int] = frozenset()
     dumped: frozenset[int] = frozenset()
     suspends: bool = False  # no source thaws after its dump, and the job is suspended with it
@@ -165,8 +178,17 @@ class Faults(NamedTuple):
     doubles: int = 0
     failures: int = 0  # of a restore
     chunks: int = 0  # acknowledged, and lost
+    copies: int = 0  # one that the capsule's own host gives up
     snapshots: int = 1
     suspensions: int = 0
+
+
+class Cluster(NamedTuple):
+    """What the hosts have room for. It does not change."""
+
+    room: str = NAMES  # these hosts have memory for images
+    neighbours: bool = False  # the job's own hosts hold its images where no other host can
+    slots: int = 2  # of each host: so many capsules
 
 
 Message = tuple[Any, ...]  # host, life, kind, …
@@ -198,6 +220,7 @@ class State(NamedTuple):
     suspended: bool = False  # in the journal: no host may run a capsule
     gone: bool = False  # a move has ended as no host has its capsule
     moving: MigrationStep | None = None  # of capsule 1 from B to D; a rewind ends it
+    cluster: Cluster = Cluster()
 
 
 def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
@@ -222,13 +245,13 @@ def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
         owners=(Owned("A", 1, True), Owned("B", 1, True)),
         rewinding=False,
         before=frozenset(),
-        newest=Generation(1, 0, "C"),
+        newest=Generation(1, 0, (("C",), ("C",))),
         number=1,
         generation=0,
         taking=None,
         ended=frozenset(),
         done=("", ""),
-        hosts=(*first, *[Host(book=book)] * (hosts - len(first))),
+        hosts=(*first, *[Host(book=book)] * (hosts - len(first)))[:hosts],
         net=frozenset(),
         faults=faults,
     )
@@ -250,6 +273,22 @@ def precopying(faults: Faults) -> State:
     """The same job in a move of capsule 1 to D, which has a sandbox: the job trains."""
     s = initial(faults, hosts=4)._replace(moving=MigrationStep.PRECOPYING)
     return put_coming(s, "D", 1, Coming(False, 0, 2))
+
+
+def neighbours(faults: Faults, hosts: int, cluster: Cluster | None = None) -> State:
+    """The same job, whose hosts hold its images for each other: A and B each have both. A third
+    host has room for capsules only, unless ``cluster`` says something else."""
+    s = initial(faults, hosts=hosts)
+    for name, c, other in (("A", 0, "B"), ("B", 1, "A")):
+        copy = at(s, name).copies[c]
+        assert copy is not None
+        s = put_copy(s, name, c, copy._replace(sent=(other, 1)))
+        images = frozenset(Image(1, c, True, True, True) for c in CAPSULES)
+        s = put(s, name, at(s, name)._replace(held=images))
+    if hosts > 2:
+        s = put(s, "C", at(s, "C")._replace(held=frozenset()))
+    newest = Generation(1, 0, (("B", "A"), ("A", "B")))
+    return s._replace(newest=newest, cluster=cluster or Cluster("AB", neighbours=True))
 
 
 # ---- small steps -----------------------------------------------------------------------------
@@ -286,10 +325,24 @@ def spend(s: State, fault: str) -> State:
     return s._replace(faults=s.faults._replace(**{fault: getattr(s.faults, fault) - 1}))
 
 
-def has_all(s: State, holder: str, number: int) -> bool:
-    """Whether a host has the complete images of all capsules, wrong pages or not."""
+def has(s: State, holder: str, number: int, *capsules: int) -> bool:
+    """Whether a host has the complete images of these capsules, wrong pages or not."""
     found = {i.capsule for i in at(s, holder).held if i.number == number and i.complete}
-    return at(s, holder).state is not DEAD and len(found) == len(CAPSULES)
+    return at(s, holder).state is not DEAD and found >= {*capsules}
+
+
+def is_kept(s: State, without: str = "") -> bool:
+    """Whether there is an image of each capsule on a host that lives, and is not ``without``."""
+    return s.newest is not None and all(
+        any(has(s, name, s.newest.number, c) for name in holders if name != without)
+        for c, holders in enumerate(s.newest.holders)
+    )
+
+
+def is_protected(s: State) -> bool:
+    """Whether the death of any one host leaves all capsules, or an image of each."""
+    dangerous = [name for name, h in named(s) if any(h.copies) or any(h.coming)]
+    return is_kept(s) and all(is_kept(s, name) for name in dangerous)
 
 
 def running(s: State) -> list[tuple[int, str, Copy]]:

@@ -107,7 +107,7 @@ class SnapshotStage:
         self.locked: set[str] = set()
         self.over: set[str] = set()
         self.dumped: list[tuple[str, set[str]]] = []  # each capsule, and what was locked then
-        self.own: set[str] = set()  # hosts that were asked to keep a copy of their own capsule
+        self.own: set[tuple[str, str]] = set()  # hosts that were asked for a copy of their capsule
         self.stands = messages.Holding("", base=4, least=9)
         self.gates_closed = False
         self.at = ""  # the migration at the gates
@@ -130,7 +130,7 @@ class SnapshotStage:
         kind = type(message).__name__
         if isinstance(message, messages.Hold) and message.own:
             kind = "HoldOwn"
-        elif isinstance(message, messages.CheckHeld) and host in self.own:
+        elif isinstance(message, messages.CheckHeld) and (host, capsule) in self.own:
             kind = "CheckOwn"
         names = (f"{kind} {capsule}", kind)
         self._say(names[0])
@@ -147,7 +147,7 @@ class SnapshotStage:
             if self.after.get(name):
                 raise self.after[name].pop(0)
         if kind == "HoldOwn":
-            self.own.add(host)
+            self.own.add((host, capsule))
             return self.stands
         return ANSWERS[type(message)]
 

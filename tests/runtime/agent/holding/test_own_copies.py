@@ -224,3 +224,18 @@ def test_it_may_take_as_much_memory_as_a_holders_image(
     with pytest.raises(Refused):
         holder.images.expect(own(17))
     holder.images.expect(msgspec.structs.replace(own(17), stays=True))
+
+
+def test_it_goes_if_another_holder_sends_the_image_for_a_rewind(holder: Holder) -> None:
+    """Else its own host would have no memory for the capsule that comes back."""
+    keep_own(holder, 17, stays=True)
+    keep_own(holder, 17, index=2, stays=True)
+    size = holder.images.find("s17.1")[0].used()
+    assert holder.images.own_bytes(staying="gpt/1") == size
+    assert holder.images.drop_own(staying="gpt/1") == ["gpt/1"]
+    assert names(holder) == ["s17.2"]
+
+
+def test_an_image_of_another_host_does_not_go_even_then(holder: Holder) -> None:
+    holder.hold(17, MEMORY)
+    assert holder.images.drop_own(staying="gpt/1") == []
