@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from waits import until_async
@@ -28,15 +28,15 @@ class Ended:
     ) -> None:
         self.slow, self.trouble = slow, trouble
         self.done: list[messages.Message | str] = []
-        self.agent: Any = Agent.__new__(Agent)
-        self.agent._request, self.agent._tasks = self.request, Tasks()
+        self.agent = agent = cast(Any, Agent.__new__(Agent))
+        agent._request, agent._tasks = self.request, Tasks()
         timeouts = SimpleNamespace(suspicion=1.0)
-        self.agent.cluster = SimpleNamespace(timeouts=timeouts)
+        agent.cluster = SimpleNamespace(timeouts=timeouts)
         self.code: int | None = 7
         self.found_dead = dead
         self.spec, self.epoch = SimpleNamespace(name="gpt/1"), 3
         self.deaths = SimpleNamespace(first=None)
-        self.agent.capsule_table, self.rebooted = self, dead
+        agent.capsule_table, self.rebooted = self, dead
 
     async def blocking(self, name: str, work: Callable[[], bool | None]) -> bool | None:
         assert name == "gpt/1"
