@@ -3,9 +3,9 @@
 
 While the table is active, nothing passes a frozen capsule's eth0. Loopback stays open, else CRIU's
 probe of 127.0.0.1 takes 133 s. The kernel answers TCP from peers with ICMP host unreachable instead
-of dropping it. An established connection treats that as a soft error and does not back off its
-retransmissions (RFC 6069; tcp_ld_RTO_revert). So data in flight arrives milliseconds after the
-unlock; with drops it could take up to twice the freeze.
+of dropping it, unless it is to make a connection. An established connection treats that as a soft
+error and does not back off its retransmissions (RFC 6069; tcp_ld_RTO_revert). So data in flight
+arrives milliseconds after the unlock; with drops it could take up to twice the freeze.
 
 At a destination the lock also drops what resets connections over loopback (RESTORE_RULES). CRIU
 makes the kernel probe the peer of each connection that it restores. If the peer was closed before
@@ -40,9 +40,14 @@ from .sockets_inside import netlink
 
 LOCK_TABLE = "liveshift_lock"
 
+# What the kernel does with a host-unreachable (net/ipv4/tcp_ipv4.c, tcp_v4_err): in an established
+# connection it takes back the doubled interval (tcp_ld_RTO_revert), and programs see no error. But
+# a connect() ends with EHOSTUNREACH, and a listener forgets a connection that is half made
+# (tcp_req_err). So the lock does not answer a SYN, which is sent again after a second.
 _RULES = """table inet {table} {{
   {flags}
   chain in {{ type filter hook input priority -300;
+    iifname "eth0" tcp flags & syn == syn drop
     iifname "eth0" meta l4proto tcp reject with icmp type host-unreachable
     iifname "eth0" drop
   }}
@@ -52,11 +57,8 @@ _RULES = """table inet {table} {{
   }}
 }}
 """
-# What the kernel does with a host-unreachable (net/ipv4/tcp_ipv4.c, tcp_v4_err): in an established
-# connection it takes back the doubled interval (tcp_ld_RTO_revert), and programs see no error. But
-# a connect() ends with EHOSTUNREACH, and a listener forgets a connection that is half made
-# (tcp_req_err). So the lock does not answer a SYN, which is sent again after a second. Other ICMP
-# errors stay out: a peer that was unlocked earlier may have sent them.
+# Host-unreachable comes from the locks of peers. Other ICMP errors stay out: a peer that was
+# unlocked earlier may have sent them.
 _INGRESS_RULES = """table inet {table} {{
   {flags}
   chain in {{ type filter hook input priority -300;
