@@ -103,6 +103,17 @@ KNOWN: tuple[KnownCause, ...] = (
         "a client has closed its UNIX socket before it was accepted, which CRIU cannot dump",
     ),
     _capsule(
+        "survey.unaccepted.find",
+        r"In-flight connection \(l\)",
+        "a task has not accepted a TCP connection yet, which CRIU cannot dump",
+    ),
+    _capsule(
+        "survey.traced.find",
+        r"Unseizable non-zombie|Unable to interrupt task: (\d+) \(Operation not permitted\)"
+        r"[\s\S]*Unable to detach from \1:",  # the second: for the first process of the tree
+        "a task is traced by another process (strace, gdb), and CRIU cannot dump it then",
+    ),
+    _capsule(
         "images.file_locks.lasting",
         r"Can not set (?:ofd lock|posix lock|flock)",
         "a file lock of a task is held by another process on the destination",

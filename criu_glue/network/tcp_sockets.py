@@ -12,14 +12,14 @@ from pathlib import Path
 
 from .socket_diag import attributes, destroy, sockets_of
 
-ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING = 1, 4, 8, 9, 11
+ESTABLISHED, FIN_WAIT1, CLOSE_WAIT, LAST_ACK, LISTEN, CLOSING = 1, 4, 8, 9, 10, 11
 _OPEN = (ESTABLISHED, 2, FIN_WAIT1, 5, CLOSE_WAIT)
 """The states of an open connection: these three, and SYN_SENT, FIN_WAIT2
 (include/net/tcp_states.h)."""
 _INFO = 2  # INET_DIAG_INFO, linux/inet_diag.h
 _ASKED = struct.Struct("=BBBxI48s")  # struct inet_diag_req_v2
-_ENTRY = struct.Struct("=BBBB48sI4xI8x")  # struct inet_diag_msg
-_PEER = struct.Struct("!2xH16x16s12x")  # of struct inet_diag_sockid
+_ENTRY = struct.Struct("=BBBB48sIII4xI")  # struct inet_diag_msg
+_PORTS = struct.Struct("!HH16x16s12x")  # of struct inet_diag_sockid
 _TIMEOUT = struct.Struct("=8xI")  # tcpi_rto of struct tcp_info, in microseconds
 
 
@@ -28,7 +28,10 @@ class TcpSocket:
     """One socket. ``timer``: what it is for (inet_sk_diag_fill in net/ipv4/inet_diag.c). ``times``:
     how often it has run out without an answer. ``left_s``: seconds until it runs out again.
     ``timeout_s``: seconds for which the kernel waits now before it sends again.
-    ``unacknowledged``: bytes that the peer has yet to acknowledge."""
+    ``unacknowledged``: bytes that the peer has yet to acknowledge. ``received``: bytes that the
+    program has not read; for a socket that listens, connections that it has not accepted.
+    ``own_port``: the socket's own one, while ``port`` is the peer's. ``inode``: 0 if no process has
+    the socket open."""
 
     family: int
     identity: bytes
@@ -39,6 +42,9 @@ class TcpSocket:
     left_s: float
     timeout_s: float
     unacknowledged: int
+    received: int = 0
+    own_port: int = 0
+    inode: int = 0
 
 
 def tcp_sockets(where: int | Path, *states: int) -> Iterator[TcpSocket]:
@@ -73,8 +79,8 @@ def abort_all_but(pid: int, inside: str, gateway: str) -> list[str]:
 
 
 def _read(entry: bytes) -> TcpSocket:
-    family, _, timer, times, identity, left_ms, queued = _ENTRY.unpack_from(entry)
-    port, raw = _PEER.unpack(identity)
+    family, _, timer, times, identity, left_ms, received, queued, inode = _ENTRY.unpack_from(entry)
+    own_port, port, raw = _PORTS.unpack(identity)
     info = next((value for kind, value in attributes(entry, _ENTRY.size) if kind == _INFO), b"")
     (timeout_us,) = _TIMEOUT.unpack_from(info) if len(info) >= _TIMEOUT.size else (0,)
     peer = _address(family, raw)
@@ -88,6 +94,9 @@ def _read(entry: bytes) -> TcpSocket:
         left_ms * 1e-3,
         timeout_us * 1e-6,
         queued,
+        received,
+        own_port,
+        inode,
     )
 
 

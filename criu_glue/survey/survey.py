@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import struct
@@ -36,9 +37,12 @@ from . import (
     lost_names,
     odd_sockets,
     terminals,
+    traced,
+    unaccepted,
     undelivered,
     unix_sockets,
     unread,
+    unwaited,
 )
 from .found import GpuTask, NeededFile, Survey
 
@@ -63,6 +67,10 @@ OWN_NUMBERS = ("fuse", "cifs", "smb", "9p")
 """A file system may give its inodes other numbers on each host if its kind begins with one of
 these."""
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
+
+
+_ALSO_PASSING = (unwaited.find, unaccepted.find, traced.find)
+"""These find what a program may have for moments only, and what no descriptor of a task shows."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,10 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
         found.passing, lambda: _look_again(sandbox, placement, maps=False).passing
     ):
         found.problems[trouble] = None
+    for look in (*_ALSO_PASSING, traced.find_in_threads):
+        found.problems |= dict.fromkeys(
+            file_locks.lasting(look(sandbox), functools.partial(look, sandbox))
+        )
     found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
     mounts = mount_table(sandbox.init)
     _look_at_mapped(placement, mounts, found)
@@ -220,11 +232,13 @@ def mapped_writable(sandbox: Sandbox) -> set[str]:
 def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
-    These are locks, databases in a transaction, data that the program has not read (unread.py), and
+    These are locks, databases in a transaction, data that the program has not read (unread.py),
+    connections that it has not accepted, ended children for which it has not waited, a tracer, and
     closed connections with data under way. Raises ProcessLookupError as :func:`changing`.
     """
     found = _look_again(sandbox, placement, maps=False)
-    return [*found.passing, *undelivered.find(sandbox.init)]
+    also = (each for look in _ALSO_PASSING for each in look(sandbox))
+    return [*found.passing, *also, *undelivered.find(sandbox.init)]
 
 
 def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findings:

@@ -17,7 +17,7 @@ from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
-from ....criu_glue.images import image_check, reservations, shared_sizes, task_states
+from ....criu_glue.images import image_check, reservations, shared_sizes, task_states, timerfds
 from ....criu_glue.network import tcp_sockets
 from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, NotFound, StepFailed
@@ -234,6 +234,7 @@ class IncomingMigration:
         also = self._place.only_read()
         shared_sizes.forget(self.images, self._factory.placement, sandbox.init, also)
         reservations.mark(self.images)
+        timerfds.make_relative(self.images)
 
     def _check_pages(self) -> None:
         """Raises StepFailed if the image's pages are gone: CRIU would restore a tree of zeros."""

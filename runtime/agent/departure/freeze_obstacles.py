@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may appear in a capsule at any moment, and would make CRIU or the restore fail or lose data:
-file locks, closed files that an epoll set still holds, closed connections with data under way. The
-source waits a short time for their end."""
+file locks, closed files that an epoll set still holds, closed connections with data under way,
+processes for which their parents have not waited. The source waits a short time for their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....criu_glue.capsule.mounts import Placement
 from ....criu_glue.capsule.sandboxes import Sandbox
 from ....criu_glue.capsule.tree import in_order
 from ....criu_glue.images import file_locks
-from ....criu_glue.survey import epoll_sets, undelivered
+from ....criu_glue.survey import epoll_sets, undelivered, unwaited
 from ....criu_glue.survey.epoll_sets import EpollEntry
 from ....criu_glue.survey.survey import passing
 from ....errors import StepFailed
@@ -58,6 +58,6 @@ def check_before_dump(
 
 def check_after_dump(sandbox: Sandbox) -> None:
     """Raise StepFailed if a connection was closed after the lock, which keeps its end from the
-    peer."""
-    if found := undelivered.find(sandbox.init):
+    peer, or if a process has ended since :func:`check_before_dump` in a way that CRIU alters."""
+    if found := undelivered.find(sandbox.init) or unwaited.find(sandbox):
         raise StepFailed("freeze", f"at that moment {found[0][0]}", hint=found[0][1])

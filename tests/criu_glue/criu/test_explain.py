@@ -115,6 +115,14 @@ SAMPLES = (
         "before it was accepted",
     ),
     (
+        "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 363b7d6",
+        "has not accepted a TCP connection",
+    ),
+    (
+        "Error (compel/src/lib/infect.c:261): Unseizable non-zombie 1001 found, state S, err -1/10",
+        "is traced by another process",
+    ),
+    (
         "Error (criu/file-lock.c:1): Can not set posix lock!",
         "a file lock of a task is held by another process",
     ),

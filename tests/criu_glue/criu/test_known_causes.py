@@ -93,11 +93,18 @@ SCENES = {
         "c = socket.socket(socket.AF_UNIX); c.connect('/tmp/own'); c.close()\n",
         "has closed its UNIX socket before it was accepted",
     ),
+    r"In-flight connection \(l\)": Scene(
+        "import socket; l = socket.create_server(('127.0.0.1', 7001))\n"
+        "c = socket.create_connection(('127.0.0.1', 7001))\n",
+        "has not accepted a TCP connection",
+    ),
 }
 """By the pattern in ``KNOWN``."""
 
 ELSEWHERE = (
     r"Can not set (?:ofd lock|posix lock|flock)",  # test_file_locks.py
+    r"Unseizable non-zombie|Unable to interrupt task: (\d+) \(Operation not permitted\)"
+    r"[\s\S]*Unable to detach from \1:",  # test_traced.py: the tracer is outside the capsule
     r"io_uring",  # cannot be: seccomp hides it (capsule_task.c)
     r"Can't lookup mount=(\d+)",  # cannot be: nobody in a room mounts, and nothing is inherited
 )

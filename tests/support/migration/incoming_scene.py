@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.images import image_check, reservations, shared_sizes, task_states
+from liveshift.criu_glue.images import (
+    image_check,
+    reservations,
+    shared_sizes,
+    task_states,
+    timerfds,
+)
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
@@ -82,6 +88,7 @@ class Scene:
             (image_check, "prepare"),
             (shared_sizes, "forget"),
             (reservations, "mark"),
+            (timerfds, "make_relative"),
             (carried_out, "reconcile"),
             (carried_out, "drop_note"),
             (incoming_migration, "hand_over"),

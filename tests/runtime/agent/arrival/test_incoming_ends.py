@@ -44,16 +44,15 @@ def test_what_was_promised_and_where_it_is(scene: Scene) -> None:
 def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scene) -> None:
     watch = Stopwatch()
     scene.here.bring_up(NO_CRIU, watch, 10.0)
-    assert scene.done == ["inbox closed", "reconcile", "prepare", "forget", "mark", "bring_up"]
+    image = ["prepare", "forget", "mark", "make_relative"]
+    assert scene.done == ["inbox closed", "reconcile", *image, "bring_up"]
     assert [phase.name for phase in watch.phases] == ["verify", "restore"]
     assert all(phase.frozen for phase in watch.phases), "the job stands still so long"
     assert watch.phases[0].detail == "2 streams"
     assert watch.phases[1].bytes == 5
     scene.done.clear()
     scene.here.bring_up(NO_CRIU, watch, 10.0)
-    assert scene.done == ["inbox closed", "prepare", "forget", "mark", "bring_up"], (
-        "files are settled once"
-    )
+    assert scene.done == ["inbox closed", *image, "bring_up"], "files are settled once"
     scene.here.inbox.landed = None
     scene.done.clear()
     with pytest.raises(StepFailed, match="the image is not complete"):
@@ -79,7 +78,8 @@ def test_what_goes_back_removes_no_file_that_was_left_here_by_an_earlier_move(
 ) -> None:
     scene.here._back = True
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
-    assert scene.done == ["inbox closed", "drop_note", "prepare", "forget", "mark", "bring_up"]
+    image = ["prepare", "forget", "mark", "make_relative"]
+    assert scene.done == ["inbox closed", "drop_note", *image, "bring_up"]
 
 
 def test_what_is_gone_at_the_source_goes_here_too_if_it_came_from_there(scene: Scene) -> None:

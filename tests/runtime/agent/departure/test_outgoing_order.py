@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outgoing_scene import LOCKED, OPENED, Scene, scene
 
-from liveshift.criu_glue.survey import undelivered
+from liveshift.criu_glue.survey import undelivered, unwaited
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import freeze_obstacles
 
@@ -97,6 +97,19 @@ def test_a_connection_that_was_closed_behind_the_lock_keeps_the_capsule_here(
     with pytest.raises(StepFailed, match="freeze: at that moment a closed connection to") as no:
         scene.outgoing.freeze(criu, 10.0)
     assert no.value.hint == "wait"
+    assert scene.steps[-2:] == ["thaw", OPENED]
+
+
+def test_a_child_that_ended_while_criu_froze_the_tree_keeps_the_capsule_here(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU would alter the status for which its parent has not waited."""
+    monkeypatch.setattr(unwaited, "find", lambda _: [("process 8 has ended with code 137", "wait")])
+    criu: Any = None
+    with pytest.raises(StepFailed, match="freeze: at that moment process 8 has ended") as no:
+        scene.outgoing.freeze(criu, 10.0)
+    assert no.value.hint == "wait"
+    assert "dump" in scene.steps
     assert scene.steps[-2:] == ["thaw", OPENED]
 
 
