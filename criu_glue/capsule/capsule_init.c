@@ -4,9 +4,10 @@
 //
 //   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
 //                [--devpts] [--hide DIR …] [--open-directory DIR …] --log DIR --log-max BYTES
-//                --log-keep N --status FILE --uid N --gid N --groups N,N --chdir DIR --pid-floor N
-//                ( --run COMMAND ARG… | --restore PID | --hold )
+//                --log-keep N --status FILE --uid N --gid N --groups N,N --umask OCTAL --chdir DIR
+//                --pid-floor N ( --run COMMAND ARG… | --restore PID | --hold )
 //
+//   --uid      owns the output pipes too, so that the user can open /dev/stdout and /dev/stderr
 //   --hide     covers a directory, if it exists, with an empty read-only one
 //   --run      starts COMMAND as the sandbox's root task, in its own time namespace
 //   --restore  starts nothing: CRIU will restore a tree whose root task is PID. When CRIU detaches,
@@ -43,11 +44,25 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef CLONE_NEWTIME
 #define CLONE_NEWTIME 0x00000080
 #endif
+
+// After the end of its command a capsule waits at most this long (milliseconds) for tasks that the
+// command has left behind, while one of them can still write to the capsule's output. The end of
+// `exec > >(tee log)` needs milliseconds for the rest of its input. A daemon that keeps the output
+// open would hold the job for ever. So the wait ends if no output comes for QUIET_MS, and the kernel
+// kills what is left then, as in a container. It is FAILED_QUIET_MS after a failure: the other ranks
+// fail of that one, and the job ends with the code that is reported first. There is no wait after a
+// SIGKILL: somebody wanted an end at once, or memory was short, and then the job goes back to a
+// snapshot.
+enum { LINGER_MS = 2000, QUIET_MS = 500, FAILED_QUIET_MS = 100 };
+
+// Where process 1 keeps the write ends of the output pipes.
+enum { OUT = 20, ERR = 21 };
 
 static int status_fd = -1;
 
@@ -94,12 +109,23 @@ static void report_end(int status) {
     write_all(status_fd, line, (size_t)n);
 }
 
-// The root task; `is_final` is true once the sandbox ends with this task.
+// The root task; `is_final` is true once the sandbox ends with this task. `until` is the time on
+// CLOCK_MONOTONIC (milliseconds) when the sandbox ends at the latest, 0 before the root task's end.
+// It ends at `quiet_until` if no output comes before, which then puts that off by `quiet`.
 struct root {
     pid_t pid;
     bool is_final, reaped;
     int status;
+    int64_t until; // never 0 by chance: the clock counts from the boot
+    int64_t quiet_until;
+    int quiet;
 };
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
 
 static void reap(struct root *root) {
     for (;;) {
@@ -114,10 +140,33 @@ static void reap(struct root *root) {
     }
 }
 
+// Called once, when the root task has ended. The status is written now, since the agent takes it
+// for the end of the command: a task that is killed later has not failed. Without our write ends
+// the output pipes end with the last task that can write to them. The agent cannot move the capsule
+// any more: it misses them, and the root task.
+static void begin_end(struct root *root) {
+    report_end(root->status);
+    close(OUT);
+    close(ERR);
+    bool is_killed = WIFSIGNALED(root->status) && WTERMSIG(root->status) == SIGKILL;
+    root->quiet = root->status == 0 ? QUIET_MS : FAILED_QUIET_MS;
+    root->until = now_ms() + (is_killed ? 0 : LINGER_MS);
+    root->quiet_until = now_ms() + root->quiet;
+}
+
+// Milliseconds until the sandbox ends; -1 before the end of the root task.
+static int time_left(const struct root *root) {
+    if (root->until == 0)
+        return -1;
+    int64_t end = root->until < root->quiet_until ? root->until : root->quiet_until;
+    int64_t left = end - now_ms();
+    return left > 0 ? (int)left : 0;
+}
+
 static _Noreturn void serve(struct root root, int signals, int out, int err) {
     struct pollfd watch[3] = {{signals, POLLIN, 0}, {out, POLLIN, 0}, {err, POLLIN, 0}};
     for (;;) {
-        if (poll(watch, 3, -1) < 0 && errno != EINTR)
+        if (poll(watch, 3, time_left(&root)) < 0 && errno != EINTR)
             _exit(125);
         struct signalfd_siginfo info;
         while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
@@ -128,12 +177,17 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
             }
         }
         reap(&root);
+        if (root.is_final && root.reaped && root.until == 0)
+            begin_end(&root);
+        for (int i = 1; i <= 2; i++)
+            if (watch[i].fd >= 0 && (watch[i].revents & POLLIN))
+                root.quiet_until = now_ms() + root.quiet;
         for (int i = 1; i <= 2; i++)
             if (watch[i].fd >= 0 && !drain(watch[i].fd, (uint32_t)i))
                 watch[i].fd = -1;
-        if (root.is_final && root.reaped) {
+        bool is_open = watch[1].fd >= 0 || watch[2].fd >= 0;
+        if (root.until != 0 && (!is_open || time_left(&root) == 0)) {
             end_log();
-            report_end(root.status);
             _exit(0); // the kernel kills all tasks that the command has left behind
         }
     }
@@ -147,15 +201,21 @@ static _Noreturn void run_process_one(struct options *options, int ready) {
     sigaddset(&watched, SIGUSR2);
     sigprocmask(SIG_BLOCK, &watched, NULL);
     int signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
-    // Both ends stay open here: CRIU gets the write ends at a restore, and at a dump the agent
-    // names the pipe to CRIU by its inode.
+    // Both ends stay open here until the root task ends: CRIU gets the write ends at a restore, and
+    // at a dump the agent names the pipe to CRIU by its inode.
     int out[2], err[2];
     if (signals < 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
         die("cannot make", "pipes");
     fcntl(out[0], F_SETFL, O_NONBLOCK);
     fcntl(err[0], F_SETFL, O_NONBLOCK);
-    if (dup3(out[1], 20, O_CLOEXEC) < 0 || dup3(err[1], 21, O_CLOEXEC) < 0)
+    if (dup3(out[1], OUT, O_CLOEXEC) < 0 || dup3(err[1], ERR, O_CLOEXEC) < 0)
         die("cannot place", "pipes");
+    close(out[1]);
+    close(err[1]);
+    // open(2) of /dev/stdout asks for the rights of the pipe's inode, which has mode 0600.
+    if (options->has_user && (fchown(OUT, options->uid, options->gid) != 0 ||
+                              fchown(ERR, options->uid, options->gid) != 0))
+        die("cannot give the user the", "pipes");
     map_state_page(22);
     struct root root = {.pid = options->restore_root};
     if (options->command != NULL) {
@@ -164,7 +224,7 @@ static _Noreturn void run_process_one(struct options *options, int ready) {
         if (root.pid < 0)
             die("cannot fork", options->command[0]);
         if (root.pid == 0)
-            run_command(options, 20, 21);
+            run_command(options, OUT, ERR);
     }
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (chdir("/") != 0)

@@ -37,7 +37,8 @@ struct options {
     uint64_t log_max, log_keep;
     struct mount_op mounts[MAX_MOUNTS];
     int mount_count;
-    bool has_user;
+    bool has_user, has_umask;
+    mode_t umask;
     uid_t uid;
     gid_t gid;
     gid_t groups[MAX_GROUPS];

@@ -73,7 +73,10 @@ void parse_options(struct options *options, int argc, char **argv) {
                 options->status = v;
             else if (strcmp(o, "--chdir") == 0)
                 options->chdir = v;
-            else if (strcmp(o, "--pid-floor") == 0)
+            else if (strcmp(o, "--umask") == 0) {
+                options->umask = (mode_t)(strtoul(v, NULL, 8) & 0777);
+                options->has_umask = true;
+            } else if (strcmp(o, "--pid-floor") == 0)
                 options->pid_floor = v;
             else if (strcmp(o, "--groups") == 0)
                 parse_groups(options, v);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -106,6 +107,8 @@ _Noreturn void run_command(const struct options *options, int out, int err) {
                 strerror(errno));
         _exit(126);
     }
+    if (options->has_umask)
+        umask(options->umask);
     execvp(options->command[0], options->command);
     int code = errno == ENOENT ? 127 : 126;
     fprintf(stderr, "liveshift: cannot run %s: %s\n", options->command[0], strerror(errno));

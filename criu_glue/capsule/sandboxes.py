@@ -110,7 +110,7 @@ class Sandbox:
 
     def pipes(self) -> dict[int, int]:
         """The inode of each output pipe → STDOUT_FD or STDERR_FD. Raises FileNotFoundError if
-        process 1 has ended."""
+        process 1 or the command has ended."""
         fds = (STDOUT_FD, STDERR_FD)
         return {os.stat(f"/proc/{self.init}/fd/{fd}").st_ino: fd for fd in fds}
 
@@ -118,15 +118,20 @@ class Sandbox:
         return bool(self.started) and started(self.init) == self.started
 
 
-def start(plan: SandboxPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Sandbox:
-    """Build the sandbox and start ``argv`` in it as the plan's user.
+def start(
+    plan: SandboxPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str, umask: int = -1
+) -> Sandbox:
+    """Build the sandbox and start ``argv`` in it as the plan's user. ``umask``: the command's file
+    mode creation mask; -1: that of our process.
 
     Raises LiveshiftError if the sandbox cannot be built; nothing is left then. If the command
     cannot be run, the sandbox ends with status 126 or 127, as in a shell, and the reason is written
-    to the command's stderr.
+    to the command's stderr. The sandbox outlives the command by up to two seconds, while a process
+    that the command has left behind can still write to its output (LINGER_MS in capsule_init.c).
     """
-    user = ["--uid", str(plan.uid), "--gid", str(plan.gid)]
+    user = _user(plan)
     user += ["--groups", ",".join(map(str, plan.groups))] if plan.groups else []
+    user += ["--umask", f"{umask:o}"] if umask >= 0 else []
     ask = [*user, "--chdir", cwd, "--pid-floor", str(PID_FLOOR), "--run", *argv]
     return _build(plan, ask, env)
 
@@ -138,8 +143,12 @@ def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
     The ids of CRIU and its helpers come after ``last_pid`` (:func:`pids.place`). Raises
     LiveshiftError; nothing is left then.
     """
-    ask = ["--pid-floor", str(last_pid), "--restore", str(root_pid)]
+    ask = [*_user(plan), "--pid-floor", str(last_pid), "--restore", str(root_pid)]
     return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
+
+
+def _user(plan: SandboxPlan) -> list[str]:
+    return ["--uid", str(plan.uid), "--gid", str(plan.gid)]
 
 
 def hand_over(sandbox: Sandbox) -> None:

@@ -34,8 +34,13 @@ class SignalRelay:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Inside the block SIGINT and SIGTERM do not end this program by themselves."""
-        before = {number: signal.signal(number, self._on_signal) for number in PASSED_ON}
+        """Inside the block SIGINT and SIGTERM do not end this program by themselves.
+
+        A signal that this program was started to ignore stays ignored: a shell without job control
+        starts a background command (``liveshift run … &``) so, and Ctrl-C is not meant for it.
+        """
+        heard = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield
         finally:

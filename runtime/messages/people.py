@@ -24,7 +24,8 @@ class RunJob(Message, frozen=True):
     larger jobs always get them. ``snapshot_every``: seconds between two snapshots; 0: the cluster
     file's ``snapshots.every``; or SNAPSHOTS_OFF or SNAPSHOTS_AUTO. ``rewind_on``: the ends after
     which the job is taken back (config/choices.RewindOn). ``max_rewinds``: how often in an hour; ""
-    and -1 mean what the cluster file says.
+    and -1 mean what the cluster file says. ``umask``: the command's file mode creation mask; -1:
+    the agent's.
     """
 
     name: str
@@ -39,6 +40,7 @@ class RunJob(Message, frozen=True):
     snapshot_every: float = 0.0
     rewind_on: str = ""
     max_rewinds: int = -1
+    umask: int = -1
 
 
 class Named(Answer, frozen=True):

@@ -49,6 +49,7 @@ class CapsuleSpec(msgspec.Struct, frozen=True):
     gid: int
     groups: list[int]
     hosts_file: str
+    umask: int = -1  # as in RunJob
 
 
 class CapsuleState(msgspec.Struct, frozen=True):

@@ -231,6 +231,7 @@ class Job:
             gid=run.gid,
             groups=list(run.groups),
             hosts_file=self._hosts_file(),
+            umask=run.umask,
         )
 
     def _place(self, capsule: Capsule) -> CapsuleIdentity:

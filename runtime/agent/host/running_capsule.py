@@ -97,9 +97,21 @@ class RunningCapsule:
         raise NotFound(f"{self.spec.name} has no running command any more")
 
     def send_signal(self, signum: int) -> None:
-        """Send a signal to the command; the command passes signals on to its children as usual."""
+        """Send a signal to the command; the command passes signals on to its children as usual.
+
+        SIGTERM after the end of the command ends at once what the command has left behind. Raises
+        NotFound for any other signal then.
+        """
+        try:
+            command = self.root_task()
+        except NotFound:
+            lingers = self.sandbox.alive() and self.exit_code() is not None
+            if not lingers or signum != signal.SIGTERM:
+                raise
+            sandboxes.end(self.sandbox)
+            return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.root_task(), signal.Signals(signum))
+            os.kill(command, signal.Signals(signum))
 
     def state(self, gpus_of: Callable[[set[int]], dict[str, int]]) -> CapsuleState:
         """The state that a heartbeat reports; also measures the collective rate since the last
@@ -175,7 +187,8 @@ class RunningCapsule:
         return f"{text}: {self.sandbox.plan.log} cannot be written to: {os.strerror(written.error)}"
 
     def exit_code(self) -> int | None:
-        """The command's exit code, or 128 + signal, once process 1 has written it."""
+        """The command's exit code, or 128 + signal, once the command has ended. Its sandbox may
+        go on for two seconds then (:func:`sandboxes.start`)."""
         with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is empty
             word, number = self.sandbox.plan.status.read_text().split()[:2]
             return int(number) if word == "exit" else 128 + int(number)
@@ -323,7 +336,7 @@ class CapsuleFactory:
         """Start a capsule afresh; raises LiveshiftError or OSError, and then leaves nothing."""
         self._need_interposer(spec)
         with self._room(spec, book, locked=False) as plan:
-            sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
+            sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd, spec.umask)
             sandbox_owner.mark(sandbox)
         resident = RunningCapsule(spec, epoch, overlay_of(book), sandbox)
         resident.note()

@@ -14,11 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, ROOT_PID
+from captured import ENV, PYTHON, ROOT_PID
 from one_sandbox import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandboxes import PAGES, Sandbox, SandboxPlan, kill_tree, started
+from liveshift.criu_glue.capsule.sandboxes import (
+    PAGES,
+    STDERR_FD,
+    STDOUT_FD,
+    Sandbox,
+    SandboxPlan,
+    build_empty,
+    end,
+    kill_tree,
+    started,
+)
+from liveshift.criu_glue.capsule.sandboxes import start as sandbox_start
+from liveshift.criu_glue.images import pids
 
 __all__ = ["netns", "plan", "start"]
 
@@ -66,6 +78,38 @@ def test_a_command_runs_as_the_person_who_asked(start: Start, plan: SandboxPlan)
     libc_own = 1 << 31 | 1 << 32  # posix_spawn leaves them so (make uses it), and nobody sends them
     assert int(ignored.split()[1], 16) & ~libc_own == 0
     assert "Permission denied" in said(stands, STDERR)  # what is process 1's stays root's
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+@pytest.mark.root
+def test_a_command_can_open_its_output_by_name(start: Start, plan: SandboxPlan, user: int) -> None:
+    theirs = replace(plan, uid=user, gid=user)
+    stands = start("sh", "-c", "echo out > /dev/stdout; echo err > /dev/stderr", plan=theirs)
+    assert ended(stands) == "exit 0"
+    assert (said(stands), said(stands, STDERR)) == ("out\n", "err\n")
+
+
+@pytest.mark.root
+def test_the_output_of_a_restored_tree_is_its_users_too(plan: SandboxPlan) -> None:
+    theirs = replace(plan, uid=NOBODY, gid=NOBODY)
+    stands = build_empty(theirs, ROOT_PID, pids.RESERVED)
+    try:
+        owners = {os.stat(f"/proc/{stands.init}/fd/{fd}").st_uid for fd in (STDOUT_FD, STDERR_FD)}
+    finally:
+        end(stands)
+    assert owners == {NOBODY}
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+@pytest.mark.root
+def test_a_command_has_the_umask_of_its_caller(plan: SandboxPlan, umask: int) -> None:
+    stands = sandbox_start(plan, ["sh", "-c", "umask; touch /tmp/new"], ENV, "/", umask)
+    try:
+        assert ended(stands) == "exit 0"
+    finally:
+        end(stands)
+    assert said(stands) == f"{umask:04o}\n"
+    assert (plan.tmp / "new").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.root

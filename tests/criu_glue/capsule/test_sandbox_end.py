@@ -8,18 +8,22 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from captured import ENV, ROOT_PID
 from one_sandbox import Start, ended, netns, plan, said, start
 from waits import until
 
-from liveshift.criu_glue.capsule import sandboxes
+from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.criu_glue.capsule.sandboxes import SandboxPlan
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.images import pids
-from liveshift.errors import LiveshiftError
+from liveshift.criu_glue.survey.survey import survey
+from liveshift.errors import LiveshiftError, NotFound
+from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 
 __all__ = ["netns", "plan", "start"]
 
@@ -69,6 +73,82 @@ def test_the_command_ends_the_sandbox_whatever_it_left_behind(start: Start) -> N
     until(lambda: not [t for t in children if t.is_running()])
 
 
+SLOW_CAT = "sh -c 'sleep 0.05; cat; echo done'"  # it reads when the command has long ended
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec > >({slow} > {log}); echo last",
+        "exec 2> >({slow} > {log}); echo last >&2",
+        "echo last | {slow} > {log} & exit 0",
+    ],
+    ids=["a reader of stdout", "a reader of stderr", "a pipeline in the background"],
+)
+@pytest.mark.root
+def test_what_the_command_left_behind_may_finish_its_output(
+    start: Start, plan: SandboxPlan, script: str
+) -> None:
+    stands = start("bash", "-c", script.format(slow=SLOW_CAT, log="/tmp/log"))
+    assert ended(stands) == "exit 0"
+    assert (plan.tmp / "log").read_text() == "last\ndone\n"
+
+
+@pytest.mark.root
+def test_late_output_of_what_was_left_behind_is_in_the_log(start: Start) -> None:
+    stands = start("sh", "-c", "(sleep 0.05; echo late; echo error >&2) & exit 0")
+    assert ended(stands) == "exit 0"
+    assert (said(stands), said(stands, STDERR)) == ("late\n", "error\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 4", "exit 4"),
+        ("sleep 60 > /dev/null 2>&1 & exit 4", "exit 4"),
+        ("sleep 60 & kill -9 $$", "signal 9"),
+        ("sleep 60 & exit 4", "exit 4"),
+        ("sleep 60 & exit 0", "exit 0"),
+    ],
+    ids=[
+        "nothing is left",
+        "what is left has closed its output",
+        "a command that was killed",
+        "what is left is quiet after a failure",
+        "what is left is quiet",
+    ],
+)
+@pytest.mark.root
+def test_a_sandbox_ends_at_once_if_it_has_nothing_to_wait_for(
+    start: Start, script: str, code: str
+) -> None:
+    stands = start("sh", "-c", script)
+    until(lambda: stands.plan.status.read_text().endswith("\n"))
+    until(lambda: not stands.alive(), seconds=1.5, what="the end: the longest wait takes 2 s")
+    assert ended(stands) == code
+
+
+@pytest.mark.root
+def test_a_capsule_without_its_command_is_not_moved_and_ends_by_sigterm(start: Start) -> None:
+    stands = start("sh", "-c", "while echo on; do sleep 0.05; done & exit 0")
+    left = SimpleNamespace(name="gpt/1")
+    capsule = RunningCapsule(left, 1, None, stands)  # type: ignore[arg-type]
+    until(lambda: capsule.exit_code() == 0)
+    assert tasks(stands), "what it left behind runs on"
+    with pytest.raises(ProcessLookupError, match="gpt-1 has just ended"):
+        survey(stands, ROOT_PID, Placement((), ()))
+    with pytest.raises(LiveshiftError, match="gpt-1 has ended"):
+        output.settle(stands)
+    with pytest.raises(NotFound, match="gpt/1 has no running command any more"):
+        capsule.send_signal(signal.SIGUSR1)
+    assert stands.alive()
+    capsule.send_signal(signal.SIGTERM)
+    assert not stands.alive()
+    with pytest.raises(NotFound):
+        capsule.send_signal(signal.SIGTERM)
+    assert capsule.exit_code() == 0
+
+
 @pytest.mark.root
 def test_ending_a_sandbox_ends_all_of_it_at_once(start: Start) -> None:
     stands = start("sh", "-c", "trap '' TERM INT HUP; sleep 60 & sleep 60 & setsid sleep 60 & wait")
@@ -104,7 +184,7 @@ def test_a_tree_that_was_handed_over_is_reaped_as_if_it_had_been_started_here(
     stands = sandboxes.build_empty(plan, ROOT_PID, pids.RESERVED)
     try:
         assert tasks(stands) == []
-        orphan = "(echo out; echo err >&2; sleep 0.2; exit 5)"
+        orphan = "(echo out; (sleep 0.25; echo err >&2)& sleep 0.2; exit 0)"
         ends = [f"/proc/{stands.init}/fd/{n}" for n in (sandboxes.STDOUT_FD, sandboxes.STDERR_FD)]
         script = f"echo {ROOT_PID - 1} > /proc/sys/kernel/ns_last_pid; {orphan} & true"
         command = [*sandboxes.enter(stands), "sh", "-c", script]
@@ -117,7 +197,7 @@ def test_a_tree_that_was_handed_over_is_reaped_as_if_it_had_been_started_here(
                 until(lambda: not tasks(stands))
                 assert stands.alive()
         sandboxes.hand_over(stands)  # repeatable
-        assert ended(stands) == "exit 5"
+        assert ended(stands) == "exit 0"
         assert (said(stands), said(stands, STDERR)) == ("out\n" * 2, "err\n" * 2)
     finally:
         sandboxes.end(stands)

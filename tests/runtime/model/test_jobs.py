@@ -52,7 +52,7 @@ def spec_env(job: Job, name: str) -> dict[str, str]:
 
 
 def test_the_address_book_and_the_hosts_file_name_every_capsule() -> None:
-    made = job()
+    made = job(umask=0o027)
     book = made.book()
     assert (book.job, book.vni, book.subnet) == ("gpt", 5, "10.99.0.0/24")
     assert book.where == {
@@ -69,6 +69,7 @@ def test_the_address_book_and_the_hosts_file_name_every_capsule() -> None:
         100,
         [100, 7],
     )
+    assert spec.umask == 0o027
     lines = spec.hosts_file.splitlines()
     assert "127.0.0.1 localhost" in lines
     assert [line for line in lines if line.startswith("10.")] == [

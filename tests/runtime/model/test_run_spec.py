@@ -32,6 +32,15 @@ def test_a_job_that_an_earlier_build_has_written_is_known(tmp_path: Path) -> Non
     assert (job.request, job.uid) == (RUN, 1000)
 
 
+def test_a_job_of_a_build_that_kept_no_umask_is_known() -> None:
+    run = msgspec.to_builtins(RUN)
+    del run["umask"]
+    decoded, _ = run_spec.decode(msgspec.msgpack.encode({"uid": 7, "run": run}))
+    assert decoded.umask == -1
+    kept = msgspec.structs.replace(RUN, umask=0o077)
+    assert run_spec.decode(run_spec.encode(kept, 7)) == (kept, 7)
+
+
 def test_no_name_of_a_class_is_stored() -> None:
     spec = run_spec.encode(RUN, 7)
     assert b"RunJob" not in spec
