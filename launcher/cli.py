@@ -181,6 +181,7 @@ def liveshift(
 
 def main() -> int:
     """Run the command line and return the exit code, once all that it prints is written."""
+    stdout.open_closed()
     stdout.watch()
     try:
         code = _main()

@@ -123,13 +123,20 @@ def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
     """(offset where they begin, whole records from ``offset`` on), about ``limit`` bytes at most.
 
     They begin later than ``offset`` if the bytes there are gone. No bytes mean that the log has no
-    more yet."""
+    more yet.
+
+    If the capsule was rewound twice to the same snapshot, the log has nothing of the time between
+    the two rewinds. The segment before such an offset is then of another count of rewinds, and
+    ``offset`` is not in it: ext4 refuses to seek as far (EINVAL)."""
     begins = segments(log)
-    behind = [b for b in begins if b <= offset][-1:] + [b for b in begins if b > offset]
+    before = [b for b in begins if b <= offset][-1:]
+    own = [b for b in before if rewinds_at(b) == rewinds_at(offset)]
     at = offset
-    for start in behind:
+    for start in own + [b for b in begins if b > offset]:
         at = max(offset, start)
         with contextlib.suppress(FileNotFoundError), segment(log, start).open("rb") as file:
+            if at - start >= os.fstat(file.fileno()).st_size:
+                continue
             file.seek(at - start)
             raw = file.read(max(limit, LARGEST))
             if end := whole(raw):

@@ -58,7 +58,8 @@ class Foreground:
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
-        self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # capsule → since when, and why
+        # capsule → since when, and the newest reason
+        self._silent: dict[str, tuple[float, LiveshiftError]] = {}
         self._reported: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
@@ -135,7 +136,8 @@ class Foreground:
                     if error is None:
                         self._heard(capsule)
                     else:
-                        self._silent[capsule] = time.monotonic(), error
+                        since, _ = self._silent.get(capsule, (time.monotonic(), error))
+                        self._silent[capsule] = since, error
                 case signal.Signals():
                     return
             if len(self._ended) == len(self._writers):

@@ -108,6 +108,7 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
     for reader in readers:
         Follower(client.place, reader, to[reader.capsule].put, reports.put).start()
     left = {reader.capsule for reader in readers}
+    silent = set[str]()  # capsules that cannot be read for the moment: said once
     while left:
         match reports.get():
             case OutputEnded(capsule, _):
@@ -120,6 +121,9 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
                 else:
                     raise error
             case ReadProblem(capsule, None):
+                silent.discard(capsule)
                 render.note(f"{capsule}: its output can be read again", style="yellow")
             case ReadProblem(capsule, error):
-                render.note(f"{capsule}: {error}; trying again", style="yellow")
+                if capsule not in silent:
+                    render.note(f"{capsule}: {error}; trying again", style="yellow")
+                silent.add(capsule)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ... import proc_text
 from ...errors import LiveshiftError
 from ...runtime.config.choices import RewindOn
 from ..show import render
@@ -133,13 +134,14 @@ def run(
     WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK; the command of a single capsule gets none
     of them, unless you ask with --env-ranks. The job's output comes here, SIGINT and SIGTERM go
     there (a second SIGINT kills it), and the exit code is the job's. Closing the terminal does not
-    end the job.
+    end the job. Its standard input is empty.
 
     Your environment goes along, as the cluster file lets it. Variables that keep a job movable
     (NCCL_HOSTID, NCCL_RAS_ENABLE and others; `liveshift config show` lists them with their reasons)
     are set where you have not set them yourself.
     """
     from ...runtime.messages import Me, Named, WhoAmI
+    from ..client import caller
     from . import private_paths
     from .foreground import Foreground
 
@@ -155,6 +157,7 @@ def run(
             lambda: client.get(Me, WhoAmI()).shared,
             render.note,
         )
+        caller.note_stdin(render.note)
         if detach and output is TableOrJson.JSON:
             render.print_json(client.get(Named, request, START_S))
             return 0
@@ -196,6 +199,7 @@ def _request(
 ) -> RunJob:
     from ...runtime.config.environment import remarks
     from ...runtime.messages import RunJob
+    from ..client import caller
 
     try:
         cwd = os.getcwd()
@@ -204,11 +208,9 @@ def _request(
             "the current directory has been removed", hint="`cd` to one that is there"
         ) from None
     for word in command:
-        if not _is_text(word):
+        if not caller.is_text(word):
             raise typer.BadParameter(f"{word!r} in the command is not UTF-8")
-    environment = {k: v for k, v in os.environ.items() if _is_text(k) and _is_text(v)}
-    for key in os.environ.keys() - environment.keys():
-        render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
+    environment = caller.environment(render.note)
     for remark in remarks(environment, ranks=nnodes > 1 or env_ranks):
         render.note(remark)
     return RunJob(
@@ -224,13 +226,14 @@ def _request(
         snapshot_every=snapshot_every,
         rewind_on=rewind_on.value if rewind_on else "",
         max_rewinds=-1 if max_rewinds is None else max_rewinds,
+        umask=_umask(),
     )
 
 
-def _is_text(value: str) -> bool:
-    """Whether a value can go over the wire: bytes that are no UTF-8 come as surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _umask() -> int:
+    """The file mode creation mask of this process. umask(2) can only read it by changing it, so we
+    read /proc/self/status (proc(5))."""
+    for line in proc_text.lines("/proc/self/status"):
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return -1

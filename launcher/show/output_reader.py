@@ -95,7 +95,8 @@ class Reader:
 
 @dataclass(frozen=True)
 class ReadProblem:
-    """Output cannot be read for the moment. ``error`` None: it can be read again."""
+    """Output cannot be read for the moment; each attempt that fails is reported. ``error`` None:
+    it can be read again."""
 
     capsule: str
     error: LiveshiftError | None = None
@@ -160,8 +161,7 @@ class Follower(threading.Thread):
             except (NotFound, NotPermitted):
                 raise
             except LiveshiftError as error:  # the capsule goes on, so try again
-                if not failing:
-                    self._report(ReadProblem(self._reader.capsule, error))
+                self._report(ReadProblem(self._reader.capsule, error))
                 failing = True
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_S[1])

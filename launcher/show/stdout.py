@@ -2,7 +2,8 @@
 """Tells a stdout that cannot be written, such as a file on a full disk, from all other errors.
 
 Python reports it as an OSError like any other, without a name. A reader that went away
-(BrokenPipeError) stays what it is: commands expect it.
+(BrokenPipeError) stays what it is: commands expect it. A stream that the caller has closed
+(``>&-``) is /dev/null.
 """
 
 from __future__ import annotations
@@ -41,6 +42,20 @@ def _named() -> Iterator[None]:
         raise
     except OSError as error:
         raise OutputError(error.errno, error.strerror) from error
+
+
+def open_closed() -> None:
+    """Open /dev/null where the caller has closed stdin, stdout or stderr: Python has None there.
+
+    The descriptors 0 to 2 are taken too. Otherwise the next file or socket gets one of them, and
+    what a child process prints goes there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the program
 
 
 def watch() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.criu_glue.capsule.output import STDERR
@@ -47,11 +51,84 @@ def test_run_passes_on_command_environment_directory_and_groups(
     ask = double.wait_for(RunJob)
     assert ask.argv == ["torchrun", "--nnodes", "9", "--", "-x", ""]
     assert (ask.nnodes, ask.name, ask.cwd) == (2, "gpt", str(tmp_path))
-    coerced = {"LC_CTYPE"}  # Python sets it where the caller has no locale (PEP 538)
-    assert {k: v for k, v in ask.env.items() if k not in coerced} == {
-        k: v for k, v in odd.items() if k not in coerced
-    }
+    assert ask.env == odd
     assert (ask.gid, sorted(ask.groups)) == (os.getgid(), sorted(os.getgroups()))
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_run_passes_on_the_umask(double: Any, call: Call, umask: int) -> None:
+    assert call("run", "-d", "--name", "gpt", "--", "train", umask=umask) == (0, "gpt\n", "")
+    assert double.wait_for(RunJob).umask == umask
+
+
+@pytest.mark.parametrize(
+    "locale", [{}, {"LANG": "C"}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"LC_ALL": "C"}]
+)
+def test_run_passes_on_the_callers_locale_and_not_the_one_of_its_own_python(
+    double: Any, call: Call, environment: dict[str, str], locale: dict[str, str]
+) -> None:
+    """Python sets LC_CTYPE for itself where the caller's locale is C (PEP 538)."""
+    own = {k: v for k, v in environment.items() if not k.startswith(("LC_", "LANG"))} | locale
+    assert call("run", "-d", "--", "train", env=own | {"NAME": "Zoë"})[0] == 0
+    assert double.wait_for(RunJob).env == own | {"NAME": "Zoë"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_run_says_that_what_waits_on_stdin_is_not_read(
+    double: Any, start: Starter, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "input").write_bytes(b"hello\n")
+    reads, writes = os.pipe()
+    os.write(writes, b"hello\n")
+    with (tmp_path / "input").open("rb") as file, open(reads, "rb"), open(writes, "wb"):
+        process = start("run", "-d", "--", "cat", stdin=file if kind == "file" else reads)
+        code, _, err = ended(process)
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith("the command's standard input is empty: ")
+    assert line.endswith("liveshift run -- sh -c 'COMMAND < FILE'")
+    double.wait_for(RunJob)
+
+
+def test_run_says_nothing_of_a_stdin_without_data(
+    double: Any, start: Starter, terminal: Terminal, tmp_path: Path
+) -> None:
+    """CI systems start programs with an open pipe or a socket that brings nothing."""
+    reads, writes = os.pipe()
+    ours, theirs = socket.socketpair()
+    (tmp_path / "empty").touch()
+    terminal.type(b"typed ahead\n")
+    with (
+        open(reads, "rb"),
+        open(writes, "wb"),
+        ours,
+        theirs,
+        (tmp_path / "empty").open("rb") as empty,
+    ):
+        for stdin in (reads, theirs, empty, terminal.theirs, subprocess.DEVNULL):
+            code, _, err = ended(start("run", "-d", "--", "cat", stdin=stdin))
+            assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_run_goes_on_where_the_caller_has_closed_a_stream(
+    double: Any, environment: dict[str, str], tmp_path: Path, closed: str
+) -> None:
+    words = [sys.executable, "-m", "liveshift.launcher", "run", "--name", "gpt", "--", "train"]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        shell, env=environment, cwd=tmp_path, stdout=pipe, stderr=pipe
+    ) as process:
+        double.wait_for(ReadOutput)
+        double.print("gpt/0", b"out\n")
+        double.print("gpt/0", b"err\n", STDERR)
+        double.end("gpt/0", 3)
+        out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 3
+    streams = closed.split()
+    assert out == (b"" if ">&-" in streams else b"out\n")
+    assert err == (b"" if "2>&-" in streams else b"err\n")
 
 
 def test_run_works_without_the_two_dashes(double: Any, call: Call) -> None:
@@ -236,6 +313,23 @@ def test_sigterm_ends_the_job_not_the_command(double: Any, start: Starter) -> No
     assert err == "gpt: SIGTERM passed on\n"
 
 
+def test_an_interrupt_is_not_for_a_command_that_a_script_started_with_an_ampersand(
+    double: Any, start: Starter
+) -> None:
+    """POSIX: a shell without job control starts it with SIGINT ignored. SIGTERM still goes on."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = start("run", "--name", "gpt", "--", "train")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    double.wait_for(ReadOutput)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # the kernel delivers the lower number first
+    code, _, err = ended(process)
+    assert double.jobs["gpt"].signals == [signal.SIGTERM]
+    assert (code, err) == (128 + signal.SIGTERM, "gpt: SIGTERM passed on\n")
+
+
 def test_a_third_interrupt_leaves_a_job_that_does_not_end(double: Any, start: Starter) -> None:
     process = start("run", "--name", "gpt", "--", "train")
     double.wait_for(ReadOutput)
@@ -283,6 +377,22 @@ def test_output_that_cannot_be_read_is_said_and_the_job_waited_for(
         "",
         "error: gpt/0: its output cannot be read: gpt is somebody else's\n",
     )
+
+
+def test_the_newest_reason_is_given_for_output_that_cannot_be_read(
+    double: Any, start: Starter
+) -> None:
+    double.refuse[ReadOutput] = LiveshiftError("the first reason")
+    process = start("run", "--name", "gpt", "--", "train")
+    double.wait_for(ReadOutput)
+    double.refuse[ReadOutput] = LiveshiftError("the newest reason")
+    assert process.stderr is not None
+    line = process.stderr.readline().decode()
+    assert line == "gpt/0: its output cannot be read: the newest reason; trying again\n"
+    del double.refuse[ReadOutput]
+    double.print("gpt/0", b"all\n")
+    double.end("gpt/0")
+    assert ended(process) == (0, "all\n", "")
 
 
 def test_a_reader_that_goes_away_does_not_end_the_job(double: Any, start: Starter) -> None:

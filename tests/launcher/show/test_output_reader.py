@@ -86,6 +86,31 @@ def test_a_rewind_is_marked_before_the_capsule_prints_again(log: Log, tmp_path: 
     assert said(reader, copy) == [(STDOUT, b"step 2\n")]
 
 
+@pytest.mark.parametrize("rewinds", [1, 40_000])
+def test_a_reader_goes_on_after_two_rewinds_to_the_same_snapshot(
+    log: Log, tmp_path: Path, rewinds: int
+) -> None:
+    """The log of the second copy has nothing of the first one, where the reader is: so far beyond
+    the end of an earlier segment no file system seeks."""
+    log.append(0, b"step 1\n")
+    reader = Reader("gpt/0")
+    assert said(reader, log) == [(STDOUT, b"step 1\n")]
+    first = restored(tmp_path / "first", b"step 1\n", rewinds)
+    first.append(rewinds * REWIND, b"step 2\n")
+    assert said(reader, first)[1:] == [(STDOUT, b"step 2\n")]
+    second = restored(tmp_path / "second", b"step 1\n", rewinds + 1)
+    ((stream, mark),) = said(reader, second)
+    assert (stream, "went on here from a snapshot" in mark.decode()) == (STDERR, True)
+    second.append((rewinds + 1) * REWIND, b"step 2 again\n")
+    assert said(reader, second) == [(STDOUT, b"step 2 again\n")]
+
+
+def test_an_offset_beyond_the_end_of_the_log_brings_nothing(log: Log) -> None:
+    log.append(0, b"step 1\n")
+    for offset in (1000, REWIND - 1, REWIND + 7, 40_000 * REWIND):
+        assert output.read(log.directory, offset, 1 << 20) == (offset, b"")
+
+
 def test_missing_output_is_no_rewind(log: Log) -> None:
     log.append(100, b"late\n")
     (mark, text) = said(Reader("gpt/0"), log)

@@ -171,6 +171,22 @@ def test_the_oldest_segments_go_beyond_the_bound(scene: Scene) -> None:
     assert kept <= 2 * LOG_MAX
 
 
+@pytest.mark.parametrize("rewinds", [1, 40_000])
+def test_what_is_left_of_a_copy_is_read_though_its_beginning_is_gone(
+    scene: Scene, rewinds: int
+) -> None:
+    """Before it lies what an earlier copy has printed, which is another count of rewinds."""
+    scene.copy(0).prints(b"one")
+    scene.rewind(rewinds)
+    scene.copy(rewinds).prints(b"left", begins=rewinds * REWIND + 500)
+    scene.rewind(rewinds + 1)
+    until = (rewinds + 1) * REWIND
+    request = ReadRepeated("gpt/0", rewinds * REWIND + 100, until)
+    answer = asyncio.run(scene.table.read_repeated(request))
+    assert answer.dropped == 400
+    assert scene.kept(request.offset, until) == [b"left"]
+
+
 def test_a_job_that_is_rewound_for_weeks_leaves_no_more_and_more_files(scene: Scene) -> None:
     for count in range(1, 3 * MOST_SEGMENTS):
         scene.copy(count).prints(b"one", begins=count * REWIND)
