@@ -12,10 +12,10 @@ from pathlib import Path
 from ..network.tcp_sockets import CLOSING, FIN_WAIT1, LAST_ACK, TcpSocket, tcp_sockets
 from .unanswered import PROBE, waited_s
 
-SILENT_S, SILENT_PROBES = 20.0, 7
+SILENT_S, SILENT_PROBES = 5.0, 5
 """A peer that acknowledges nothing for SILENT_S seconds, or does not answer SILENT_PROBES questions
-for room (that takes 25 s, since the kernel doubles the wait from 0.2 s on), gets no more: it is
-gone. A move of the peer must not take that long."""
+for room (that takes 6 s, since the kernel doubles the wait from 0.2 s on), gets no more: it is
+gone. Mostly it has ended, and its network too. One that a move pauses for longer loses the rest."""
 
 
 def under_way(namespace: Path) -> bool:

@@ -29,8 +29,8 @@ PARENT = """
 import ctypes, resource, signal
 _, most = resource.getrlimit(resource.RLIMIT_CORE)
 os.chdir("/tmp")
-for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python has handlers for these
-    signal.signal(number, signal.SIG_DFL)
+for number in signal.valid_signals() - {{signal.SIGKILL, signal.SIGSTOP}}:
+    signal.signal(number, signal.SIG_DFL)  # Python handles some, and its caller may ignore some
 children = []
 for status in {statuses}:
     if not (pid := os.fork()):
