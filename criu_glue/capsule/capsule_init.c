@@ -56,9 +56,9 @@
 // `exec > >(tee log)` needs milliseconds for the rest of its input. A daemon that keeps the output
 // open would hold the job for ever. So the wait ends if no output comes for QUIET_MS, and the kernel
 // kills what is left then, as in a container. It is FAILED_QUIET_MS after a failure: the other ranks
-// fail of that one, and the job ends with the code that is reported first. There is no wait after a
-// SIGKILL: somebody wanted an end at once, or memory was short, and then the job goes back to a
-// snapshot.
+// fail of that one, and the job ends with the code that is reported first. After a SIGKILL process 1
+// does not wait. Then a person wanted the end at once, or the kernel ended the command because memory
+// was short, and the job goes back to a snapshot.
 enum { LINGER_MS = 2000, QUIET_MS = 500, FAILED_QUIET_MS = 100 };
 
 // Where process 1 keeps the write ends of the output pipes.

@@ -11,8 +11,8 @@ class Identity:
     """Names a file by its inode and the time of its birth. The inode alone is not enough: a file
     system gives the inode of a removed file to a new one.
 
-    ``born_ns``: in ns since 1970; 0 if the file system does not know. ``mode``: the permissions of
-    the file when somebody looked at it."""
+    ``born_ns``: in ns since 1970; 0 if the file system does not know. ``mode``: the permissions
+    that the file had when this was read."""
 
     inode: int
     born_ns: int

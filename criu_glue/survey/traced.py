@@ -27,8 +27,8 @@ def find(sandbox: Sandbox) -> list[tuple[str, str]]:
 
 
 def find_in_threads(sandbox: Sandbox) -> list[tuple[str, str]]:
-    """The same for each process of which any thread is traced. gdb traces all threads, strace those
-    that it is told to."""
+    """As :func:`find`, but this looks at every thread of each process. gdb traces all threads of a
+    process, and strace may trace only some."""
     return _find(sandbox, threads=True)
 
 

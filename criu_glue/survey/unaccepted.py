@@ -41,7 +41,8 @@ def find(sandbox: Sandbox) -> list[tuple[str, str]]:
 
 
 def _holders(sandbox: Sandbox, wanted: Container[str]) -> dict[str, str]:
-    """Target of a descriptor → the first process of the capsule that has it open, in words."""
+    """Return for each socket in ``wanted`` the first process of the capsule that has it open, in
+    words. Sockets are named as the links below /proc/PID/fd name them."""
     found: dict[str, str] = {}
     for task in tasks(sandbox):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):

@@ -33,7 +33,7 @@ those in the line discipline's buffer (linux: n_tty.c)."""
 
 
 def look(pid: int, fd: int, target: str) -> str:
-    """Say what the program has not read from its descriptor ``fd``, in words that follow "it has".
+    """Return what the program has not read from its descriptor ``fd``. The text follows "it has".
 
     Returns "" if that prevents no move, or if the program has just closed the descriptor.
     ``target``: the file of the descriptor, as /proc/PID/fd shows it."""

@@ -8,6 +8,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "runtime/model/test_ownership.py",
         "runtime/model/test_ownership_model.py",
         "runtime/model/test_rewind_model.py",
+        "runtime/model/test_neighbours_model.py",
     ),
     "runtime/journal/journal.py": (
         "runtime/journal/test_journal.py",
