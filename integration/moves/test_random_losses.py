@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chain import link
 from kernel_job import KERNEL_OBJECTS, KernelJob
 from lab_session import (
     BRISK,
+    CHAIN,
     GPT,
     JOBS,
     LONG,
@@ -178,6 +180,27 @@ def test_d_e_hosts_die_while_the_job_is_moved_or_its_hosts_are_drained(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+def test_a_job_that_a_file_ends_some_steps_after_a_loss(
+    lab: LabSession, references: References
+) -> None:
+    """The untouched run finds the file from the beginning."""
+    stop = lab.place / "unlucky-stop"
+    argv = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "600", "--stop-file", str(stop))
+    job = lab.start("unlucky-a", argv, nnodes=2)
+    job.wait_step(10)
+    wait_protected(job)
+    chance = random.Random(16)
+    for _ in range(FEW):
+        lose(job, chance)
+    last = max(len(job.steps(rank)) for rank in range(2)) + 2 * AFTER
+    stop.with_suffix(".new").write_text(f"{last}\n")
+    stop.with_suffix(".new").rename(stop)
+    finish(job, Scenario(argv, 2, 2), references)
+    assert [len(job.steps(rank)) for rank in range(2)] == [last, last]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_h_log_and_checkpoints_on_a_carried_path(
     lab: LabSession, references: References, place: Path
 ) -> None:
@@ -187,6 +210,28 @@ def test_h_log_and_checkpoints_on_a_carried_path(
     slow = (*CARRIED, "--pace", "0.2", "--own", own)  # three minutes, unless it is hurried
     scenario = Scenario(slow, 2, 2, untouched=untouched)
     play(lab, "unlucky-h", scenario, FEW, 12, references)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
+    """64 GB that take a few bytes. Its only host comes back each time, with the file as it was."""
+    make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
+    job = lab.start("unlucky-holes", ("sh", "-c", f"{make} && exec {' '.join(CHAIN)}"))
+    job.go_on(3)
+    wait_protected(job)
+    chance = random.Random(17)
+    for _ in range(FEW):
+        lose(job, chance)
+    job.go_on(AFTER)
+    capsule = lab.lab.directory / job.capsule(0).host / "state" / "capsules" / f"{job.name}.0"
+    seen = (capsule / "tmp" / "holes").stat()
+    assert (seen.st_size, seen.st_blocks < 64) == ((64 << 30) + 3, True)
+    job.stop()
+    value = ""
+    for number, step in enumerate(job.steps(), start=1):
+        value = link(value, number)
+        assert (step["step"], step["value"]) == (number, value)
 
 
 @pytest.mark.long
@@ -259,5 +304,5 @@ def test_a_job_is_suspended_at_random_moments_and_its_hosts_die_meanwhile(
 
 
 def test_there_are_as_many_moments_as_promised() -> None:
-    ddp, others, further = 4 * SHORT, len(SCENARIOS) * 2 * 4, 6 * FEW
+    ddp, others, further = 4 * SHORT, len(SCENARIOS) * 2 * 4, 8 * FEW
     assert ddp + others + further + SHORT >= LONG_FORM

@@ -250,7 +250,10 @@ class Agent:
         while True:
             try:
                 if greeted is None or greeted != self.uplink.connection.peer_boot_id:
-                    await self._register()
+                    try:
+                        await self._register()
+                    finally:
+                        await self.registry.let_go_on()
                     greeted = self.uplink.connection.peer_boot_id
                     log.info("reported to the orchestrator")
                 await self._request(await self.heartbeats.make(), self.cluster.timeouts.suspicion)

@@ -63,6 +63,7 @@ class MigrationRegistry:
         self.outgoing: dict[str, OutgoingMigration] = {}
         self.incoming: dict[str, IncomingMigration] = {}
         self.snapshots = SnapshotSessions()
+        self._undecided: set[str] = set()  # names in outgoing that wait for let_go_on
 
     def dumper(self) -> Criu:
         """CRIU; raises Refused if this host has none."""
@@ -196,9 +197,13 @@ class MigrationRegistry:
     def is_busy(self, migration: str) -> bool:
         return migration in self._busy
 
+    def is_undecided(self, migration: str) -> bool:
+        """Whether :meth:`let_go_on` is still to come for it. Then no claim is sent."""
+        return migration in self._undecided
+
     def not_busy(self) -> set[str]:
-        """The migrations without work under way on this host."""
-        return {*self.outgoing, *self.incoming} - self._busy
+        """The migrations without work under way on this host, for which it may send claims."""
+        return {*self.outgoing, *self.incoming} - self._busy - self._undecided
 
     async def until_idle(self, migration: str) -> None:
         """Return once no work for that migration is under way here."""
@@ -229,7 +234,8 @@ class MigrationRegistry:
                 shutil.rmtree(images / name, ignore_errors=True)
 
     async def _recover_outgoing(self, name: str) -> None:
-        """Thaw a tree that was being frozen; keep one frozen if the earlier agent had promised."""
+        """Keep a tree frozen that an earlier agent was freezing: until a ruling if that agent had
+        promised, else until :meth:`let_go_on`."""
         factory = self._capsule_table.factory
         if (note := read_note(factory.images(name))) is None:
             return
@@ -248,13 +254,31 @@ class MigrationRegistry:
             note.gpus,
             lambda: self.devices.left(name, resident),
         )
+        self.outgoing[name] = outgoing
         if outgoing.promised:
             log.warning("%s: %s is held frozen; sending claims for it", name, note.capsule)
-            self.outgoing[name] = outgoing
         else:
-            log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
-            try:
-                await asyncio.to_thread(outgoing.thaw)
-            except Exception:  # whatever it is, the agent must start; the next claim tries again
-                log.exception("%s: %s does not go on yet", name, note.capsule)
-                self.outgoing[name] = outgoing
+            log.warning("%s: %s was being frozen", name, note.capsule)
+            self._undecided.add(name)
+
+    async def let_go_on(self) -> None:
+        """Thaw what an earlier agent was freezing when it died, and had not promised to hold.
+
+        The caller registers first. The orchestrator may have taken the job back meanwhile, or may
+        have suspended it: then the answer has ended this copy, which must not run beside its
+        successor. If the orchestrator does not answer, the copy goes on.
+        """
+        undecided, self._undecided = sorted(self._undecided), set()
+        for name in undecided:
+            outgoing = self.outgoing.get(name)
+            if outgoing is None or outgoing.resident.leaving or self.is_busy(name):
+                continue
+            capsule = outgoing.resident.spec.name
+            log.warning("%s: %s goes on here", name, capsule)
+            with self.working(name):
+                try:
+                    await self._capsule_table.blocking(capsule, outgoing.thaw)
+                except Exception:  # whatever it is, the agent must serve; the next claim tries again
+                    log.exception("%s: %s does not go on yet", name, capsule)
+                else:
+                    self.outgoing.pop(name, None)

@@ -72,7 +72,7 @@ class Rulings:
     async def claim(self, migration: str) -> str:
         """Send a claim and apply the ruling, unless work is under way; return the new state."""
         registry = self._registry
-        if registry.is_busy(migration):
+        if registry.is_busy(migration) or registry.is_undecided(migration):
             return "held"
         if (outgoing := registry.outgoing.get(migration)) is not None:
             with registry.working(migration):

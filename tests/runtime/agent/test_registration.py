@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.errors import Refused
+from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent.agent import Agent
 from liveshift.runtime.messages import Book, Locate
@@ -81,3 +81,28 @@ def test_a_copy_that_does_not_end_keeps_no_other_job_from_its_book(error: Except
         "locate b",
         "forget all but ['a', 'b']",
     ]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_an_earlier_agent_was_freezing_goes_on_after_the_answer_or_without_one(
+    monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """A copy from before a rewind has been ended by then."""
+    scene = Scene({"a": None})
+    agent: Any = scene.agent
+
+    async def let_go_on() -> None:
+        scene.done.append("let go on")
+        raise asyncio.CancelledError  # what follows is not looked at
+
+    async def no_answer(*_: object) -> None:
+        raise Unreachable("the orchestrator is silent")
+
+    agent.registry.let_go_on = let_go_on
+    agent.uplink = SimpleNamespace(connection=SimpleNamespace(peer_boot_id=1))
+    if silent:
+        monkeypatch.setattr(agent, "_request", no_answer)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(agent._report())
+    answered = ["registered", "end a", "locate a", "forget all but ['a']"]
+    assert scene.done == [*([] if silent else answered), "let go on"]

@@ -130,12 +130,42 @@ def test_a_tree_that_was_promised_stays_held(scene: Scene, recovers: Recovers) -
 
 
 @pytest.mark.parametrize("fails", ["", "thaw"])
-def test_a_tree_that_was_being_frozen_goes_on(scene: Scene, recovers: Recovers, fails: str) -> None:
+def test_a_tree_that_was_being_frozen_goes_on_once_the_host_has_registered(
+    scene: Scene, recovers: Recovers, fails: str
+) -> None:
     recovers.outgoing.promised, scene.fails = False, fails
     recovers.run()
+    assert "thaw" not in scene.done, "the job may have been taken back meanwhile"
+    assert (scene.not_busy(), asyncio.run(scene.rulings.claim("m1"))) == (set(), "held")
+    assert scene.claims == []
+    asyncio.run(scene.let_go_on())
     assert scene.done[-1] == "thaw"
-    assert ("m1" in scene.outgoing) is bool(fails), "the next claim tries it again"
-    assert (scene.images / "m1").exists() is bool(fails)
+    assert ("m1" in scene.outgoing) is bool(fails)
+    assert scene.not_busy() == ({"m1"} if fails else set()), "the next claim tries it again"
+
+
+def test_a_tree_that_was_being_frozen_before_a_rewind_never_goes_on(
+    scene: Scene, recovers: Recovers
+) -> None:
+    recovers.outgoing.promised = False
+    recovers.run()
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert scene.done[1:] == ["abandon", "end", "thaw"], "its tasks have ended before it is thawed"
+    asyncio.run(scene.let_go_on())
+    assert scene.done[-1] == "thaw"
+    assert (scene.outgoing, len(scene.done)) == ({}, 4)
+
+
+def test_an_earlier_copy_that_could_not_be_ended_is_not_let_go_on(
+    scene: Scene, recovers: Recovers
+) -> None:
+    recovers.outgoing.promised, scene.fails = False, "end"
+    recovers.run()
+    with pytest.raises(StepFailed):
+        asyncio.run(scene.rulings.drop_earlier(book()))
+    asyncio.run(scene.let_go_on())
+    assert "thaw" not in scene.done
+    assert list(scene.outgoing) == ["m1"]
 
 
 def test_what_is_left_of_a_capsule_that_is_gone_is_removed(

@@ -42,7 +42,7 @@ class Scene(MigrationRegistry):
     host = "h1"
 
     def __init__(self, images: Path) -> None:
-        self._busy = set()
+        self._busy, self._undecided = set(), set()
         self._capsule_table = cast(Any, self)
         self.outgoing, self.incoming = {}, {}
         self.snapshots = SnapshotSessions()
