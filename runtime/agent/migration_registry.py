@@ -278,7 +278,7 @@ class MigrationRegistry:
             with self.working(name):
                 try:
                     await self._capsule_table.blocking(capsule, outgoing.thaw)
-                except Exception:  # whatever it is, the agent must serve; the next claim tries again
+                except Exception:  # the agent must serve, and the next claim tries again
                     log.exception("%s: %s does not go on yet", name, capsule)
                 else:
                     self.outgoing.pop(name, None)
