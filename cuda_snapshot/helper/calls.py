@@ -28,7 +28,7 @@ LOG = "gpu-helper.log"
 class HelperRequest(
     msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True
 ):
-    """Base of all requests; the tag is the class name, except for HelloHelper."""
+    """Base of all requests; the tag is the class name, unless the class gives another one."""
 
 
 class HelperReply(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ class Drop(Change, frozen=True):
     key: str
 
 
-class GetHeld(HelperRequest, frozen=True):
+class GetHeldMemory(HelperRequest, frozen=True, tag="GetHeld"):
     """Asks how many bytes each key holds. Reply: dict[str, int]."""
 
 
@@ -181,7 +181,7 @@ class CopyIn(HelperRequest, frozen=True):
 # ---- a device session with one process
 
 
-class Session(HelperRequest, frozen=True):
+class BeginSession(HelperRequest, frozen=True, tag="Session"):
     """Begins a device session, which ends with the connection. Reply: None."""
 
     pid: int
@@ -226,7 +226,7 @@ class Own(Change, frozen=True):
 Operations = Lock | CheckpointProcess | RestoreProcess | Unlock
 InSession = Wait | Blocks | Checksums | GiveUp | TakeBack | Own
 _Processes = GetHost | State | Used | HoldThreads | SpareFromExit | Release | Holds
-_Memory = Warm | Create | Drop | GetHeld | CopyOut | CopyIn | Session
+_Memory = Warm | Create | Drop | GetHeldMemory | CopyOut | CopyIn | BeginSession
 ServiceRequest = Operations | InSession | _Processes | _Memory
 Request = HelloHelper | ServiceRequest
 

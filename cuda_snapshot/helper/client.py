@@ -151,7 +151,7 @@ class GpuHelper(HelperConnections):
 
     def held(self) -> dict[str, int]:
         """Bytes by key; a key that was only warmed has 0."""
-        return self._ask(calls.GetHeld(), dict[str, int])
+        return self._ask(calls.GetHeldMemory(), dict[str, int])
 
     def drain(self, key: str) -> Drain:
         """Read all bytes of the key's blocks, in their order; the memory stays. The caller must
@@ -172,7 +172,7 @@ class GpuHelper(HelperConnections):
         """From now on the helper listens for the process's service thread in its directory of
         pages. The caller must then write the order DEVICES into the page. Raises StepFailed."""
         with self.apart() as connection:
-            connection.ask(calls.Session(pid, str(directory.absolute()), inner_pid), None)
+            connection.ask(calls.BeginSession(pid, str(directory.absolute()), inner_pid), None)
             return DeviceSession(connection)
 
     # ---- all of them ---------------------------------------------------------------------------

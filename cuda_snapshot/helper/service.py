@@ -75,13 +75,13 @@ class Service:
                 return self._memory.create(key, blocks)
             case calls.Drop(key):
                 return self._drop(key)
-            case calls.GetHeld():
+            case calls.GetHeldMemory():
                 return self._memory.held()
             case calls.CopyOut(key):
                 return self._transfers.drain(caller.channel, key)
             case calls.CopyIn(key):
                 return self._transfers.fill(caller.channel, key)
-            case calls.Session():
+            case calls.BeginSession():
                 return self._begin_session(caller, request)
             case _:
                 return self._in_session(caller, request)
@@ -138,7 +138,7 @@ class Service:
     def _unpin_idle(self) -> None:
         self._rings.unpin_idle(self._memory.gpus())
 
-    def _begin_session(self, caller: Caller, request: calls.Session) -> None:
+    def _begin_session(self, caller: Caller, request: calls.BeginSession) -> None:
         """Begin a session that ends with the connection."""
         session = ProcessSession(request.pid, Path(request.directory), request.inner_pid)
         caller.until_closed.callback(self._unpin_idle)

@@ -12,7 +12,7 @@ import typer
 
 from ...runtime.config.choices import Spare
 from .daemons import CONFIG, Config
-from .options import AsTableOrJson, TableOrJson
+from .options import AsTableOrJson, TableOrJson, TextOrJson
 
 
 class KeyRole(StrEnum):
@@ -21,13 +21,6 @@ class KeyRole(StrEnum):
     VIEW = "view"
     OPERATE = "operate"
     ADMIN = "admin"
-
-
-class TextOrJson(StrEnum):
-    """How the configuration is printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 AsTextOrJson = Annotated[TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")]

@@ -40,7 +40,7 @@ class TableOrJson(StrEnum):
 
 
 class TextOrJson(StrEnum):
-    """How a command prints lines."""
+    """How a command prints what is text in itself, such as output."""
 
     TEXT = "text"
     JSON = "json"

@@ -68,7 +68,7 @@ class Verbatim:
         pass
 
 
-class Lines:
+class OutputLines:
     """Writes whole lines, each after its time and its capsule's name if these are wanted. A line
     that has begun is held back until it ends.
 
@@ -155,7 +155,7 @@ class OutputLine:
     repeated: bool
 
 
-class JsonLines(Lines):
+class JsonLines(OutputLines):
     """Writes each line to stdout as an OutputLine in JSON."""
 
     def __init__(self, streams: Streams, capsule: str) -> None:
@@ -176,7 +176,7 @@ class JsonLines(Lines):
         return json.dumps(asdict(shown), ensure_ascii=False).encode() + b"\n"
 
 
-Writer = Verbatim | Lines
+Writer = Verbatim | OutputLines
 """Takes the records of one capsule."""
 
 
@@ -195,7 +195,7 @@ def writers(
         return {capsules[0]: Verbatim(streams)}
     several = len(capsules) > 1
     return {
-        capsule: Lines(streams, capsule if several else None, number, timestamps=timestamps)
+        capsule: OutputLines(streams, capsule if several else None, number, timestamps=timestamps)
         for number, capsule in enumerate(capsules)
     }
 

@@ -102,7 +102,7 @@ class _Watched:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CutVerdict:
     """Which hosts a job leaves, and why, as text. ``reach``, ``miss``: hosts outside the job that
     reach those that stay, and hosts that do not. ``seconds``: for how long links have been cut.
     ``pairs``: which ones. ``waits``: why it leaves none although links are cut, as text, or ""."""
@@ -116,7 +116,7 @@ class Verdict:
     waits: str = ""
 
 
-NOTHING = Verdict()
+NOTHING = CutVerdict()
 
 
 class CutLinks:
@@ -140,7 +140,7 @@ class CutLinks:
         self._tasks = Tasks()
         self._watched: dict[str, _Watched] = {}  # by job
         # By job: until when a verdict holds, and of which state. A tick asks several times for it.
-        self._verdicts: dict[str, tuple[float, tuple[str, int, int], Verdict]] = {}
+        self._verdicts: dict[str, tuple[float, tuple[str, int, int], CutVerdict]] = {}
 
     def look(self, job: Job, *, locked: bool) -> None:
         """Follow a protected job. The caller does so several times per heartbeat. ``locked``:
@@ -178,7 +178,7 @@ class CutLinks:
             del self._watched[gone]
             self._verdicts.pop(gone, None)
 
-    def verdict(self, job: Job) -> Verdict:
+    def verdict(self, job: Job) -> CutVerdict:
         """Which hosts the job must leave. Not before other hosts have voted: if none of them
         reaches those that would stay, the network is down for more than one host, and there is no
         better place. Then the job waits where it is, as its connections do."""
@@ -192,7 +192,7 @@ class CutLinks:
             self._verdicts[job.name] = now + self._limits.heartbeat / 4, state, made
         return made
 
-    def _judge(self, job: Job, now: float) -> Verdict:
+    def _judge(self, job: Job, now: float) -> CutVerdict:
         cut = self._pairs(job, now, self._limits.suspicion)
         watched = self._watched.get(job.name)
         votes = watched.votes if watched is not None else None
@@ -206,11 +206,11 @@ class CutLinks:
             )
             stay = hosts - set(leaves)
             if reach := votes.reach(stay):
-                return Verdict(
+                return CutVerdict(
                     *(frozenset(leaves), _text(cut), reach, votes.miss(stay)),
                     *(max(cut.values()), frozenset(cut)),
                 )
-        return Verdict(waits=f"{_text(cut)}, and no other host reaches those that would stay")
+        return CutVerdict(waits=f"{_text(cut)}, and no other host reaches those that would stay")
 
     def suspects(self, job: Job) -> bool:
         """Whether hosts of a job may not reach each other now. Not for longer than a decision may

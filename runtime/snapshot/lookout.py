@@ -15,9 +15,9 @@ from ..control import reach
 from ..daemon.tasks import Tasks
 from ..messages import CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
-from .cut_links import CutLinks, Verdict
+from .cut_links import CutLinks, CutVerdict
 from .left_hosts import LeftHosts
-from .watch import MISSED, HostSeen, lost_hosts, perhaps_dead, suspected
+from .watch import MISSED, HostContact, lost_hosts, perhaps_dead, suspected
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Lookout:
         gone |= self._device_faults(job).keys()
         return {c.name for c in job.capsules.values() if c.host in silent} | gone
 
-    def links(self, job: Job) -> Verdict:
+    def links(self, job: Job) -> CutVerdict:
         """Which hosts a job must leave because they do not reach each other."""
         return self._cut_links.verdict(job)
 
@@ -263,11 +263,11 @@ class Lookout:
         late = time.monotonic() - seen.heard >= self._limits.suspicion
         return not late or seen.answers is True
 
-    def _seen(self) -> dict[str, HostSeen]:
+    def _seen(self) -> dict[str, HostContact]:
         # Agents need a moment until they report to an orchestrator that was just started.
         first = self._began + self._limits.suspicion
         seen = {}
         for host, heard in self._heard().items():
             tried, answers = self._answers.get(host, (0.0, True))
-            seen[host] = HostSeen(max(heard, first), answers if tried > heard else None)
+            seen[host] = HostContact(max(heard, first), answers if tried > heard else None)
         return seen

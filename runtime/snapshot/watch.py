@@ -29,7 +29,7 @@ orchestrator does not reach lets it go on after twice that time."""
 
 
 @dataclass(frozen=True)
-class HostSeen:
+class HostContact:
     """What is known of a host; monotonic seconds.
 
     ``heard``: its agent's last message; for a host that was not heard since the orchestrator began,
@@ -41,7 +41,7 @@ class HostSeen:
     answers: bool | None = None
 
 
-def suspected(job: Job, seen: Mapping[str, HostSeen], now: float, limits: Timeouts) -> list[str]:
+def suspected(job: Job, seen: Mapping[str, HostContact], now: float, limits: Timeouts) -> list[str]:
     """The hosts of a job's capsules that may be lost, but may also just be late."""
     return [
         host
@@ -52,7 +52,7 @@ def suspected(job: Job, seen: Mapping[str, HostSeen], now: float, limits: Timeou
 
 def lost_hosts(
     job: Job,
-    seen: Mapping[str, HostSeen],
+    seen: Mapping[str, HostContact],
     progress: Mapping[str, float],
     now: float,
     limits: Timeouts,
@@ -93,7 +93,9 @@ def lost_hosts(
     ]
 
 
-def perhaps_dead(job: Job, seen: Mapping[str, HostSeen], now: float, limits: Timeouts) -> list[str]:
+def perhaps_dead(
+    job: Job, seen: Mapping[str, HostContact], now: float, limits: Timeouts
+) -> list[str]:
     """The hosts of a job that are not called lost only because no host of it is heard: a person may
     know that one of them is dead. None as long as one may be heard soon, or its kernel may answer.
     """

@@ -32,7 +32,7 @@ from liveshift.criu_glue.survey.epoll_sets import EpollEntry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages
-from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.agent.gpu.device_state import SavedDevices
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.messages import frames as _frames
 from liveshift.runtime.model import manifest as manifests
@@ -313,7 +313,7 @@ def keys() -> list[bytes]:
 def device_tables() -> list[bytes]:
     blocks = [Block(0x7F00_0000_0000 + n * (2 << 20), 2 << 20, "GPU-1", 15) for n in range(2)]
     sums = {block.address: 2**64 - 1 for block in blocks}
-    saved = [Saved(1001, blocks, {"GPU-1": 5 << 20}, sums, 4), Saved(1002)]
+    saved = [SavedDevices(1001, blocks, {"GPU-1": 5 << 20}, sums, 4), SavedDevices(1002)]
     return [msgspec.msgpack.encode(saved), msgspec.msgpack.encode(saved[1:])]
 
 

@@ -2,12 +2,12 @@
 """Device memory on the wire: from the source's GPU helper into the destination's. Host memory never
 holds all of it.
 
-Stream ``devices`` on lane 0 carries the table of saved state (device_state.Saved). The destination
-allocates all the memory, then acknowledges the table. Then the source sends the blocks, one process
-after the other. The bytes go over all lanes for memory at once, and may overtake each other: each
-chunk says whose it is and where it belongs. When the destination has acknowledged all chunks of a
-process, the source ends the stream ``device:<pid>`` on lane 0. At this end the destination refuses
-the image unless each byte has come once.
+Stream ``devices`` on lane 0 carries the table of saved state (device_state.SavedDevices). The
+destination allocates all the memory, then acknowledges the table. Then the source sends the blocks,
+one process after the other. The bytes go over all lanes for memory at once, and may overtake each
+other: each chunk says whose it is and where it belongs. When the destination has acknowledged all
+chunks of a process, the source ends the stream ``device:<pid>`` on lane 0. At this end the
+destination refuses the image unless each byte has come once.
 
 A full dump has no other lanes. Then the stream ``device:<pid>`` carries the bytes, in the order of
 the table.
@@ -29,7 +29,7 @@ from ....cuda_snapshot.helper.blocks import Block
 from ....cuda_snapshot.helper.ring_client import Drain, Filler
 from ....errors import StepFailed
 from ...wire import CHUNK, Lanes, Sender
-from .device_state import Saved
+from .device_state import SavedDevices
 from .devices import DeviceTree
 
 TABLE = "devices"
@@ -185,7 +185,7 @@ class DeviceInlet(TableInlet):
         super().__init__()
         self._devices = devices
         self._gpus = gpus
-        self._saved: list[Saved] = []
+        self._saved: list[SavedDevices] = []
         self._fillers: dict[str, Filler] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -225,16 +225,16 @@ class DeviceInlet(TableInlet):
                 filler.close()
             self._fillers.clear()
 
-    def _moved(self, process: Saved) -> list[Block]:
+    def _moved(self, process: SavedDevices) -> list[Block]:
         for block in process.blocks:
             if block.gpu not in self._gpus:
                 raise StepFailed("ship", f"memory of the GPU {block.gpu} came unannounced")
         return [replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
 
 
-def decode(raw: bytes | bytearray) -> list[Saved]:
+def decode(raw: bytes | bytearray) -> list[SavedDevices]:
     """Decode the table of an image; raises StepFailed for anything else."""
     try:
-        return msgspec.msgpack.decode(raw, type=list[Saved])
+        return msgspec.msgpack.decode(raw, type=list[SavedDevices])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StepFailed("ship", f"the table of devices is not understood: {error}") from error

@@ -17,7 +17,7 @@ class DeviceLost(StepFailed):
     """The driver can neither go on with a process's device state nor give it back."""
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedDevices(msgspec.Struct, frozen=True):
     """The device state of one process at the boundary.
 
     ``pid`` is the one that the capsule sees. ``blocks``: memory that the helper holds. ``used``:
@@ -41,7 +41,7 @@ class Saved(msgspec.Struct, frozen=True):
         return sum(block.size for block in self.blocks)
 
 
-def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+def left_to_driver(saved: SavedDevices, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
     """Bytes by new GPU that the driver's restore will request. Memory that the helper holds does
     not count: it is on the new GPU already."""
     left = dict(saved.used)
@@ -51,7 +51,7 @@ def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, i
     return {to.get(gpu, gpu): size for gpu, size in left.items()}
 
 
-def compare(saved: Saved, now: Mapping[int, int]) -> None:
+def compare(saved: SavedDevices, now: Mapping[int, int]) -> None:
     """Raises DeviceLost if device memory differs from that at the boundary."""
     wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
     if wrong:
@@ -63,7 +63,7 @@ def compare(saved: Saved, now: Mapping[int, int]) -> None:
         )
 
 
-def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
+def words_of_save(saved: Sequence[SavedDevices], plain: str = "") -> str:
     """A text such as "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40
     checksums".
 
@@ -86,7 +86,7 @@ def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
     return ", ".join(parts)
 
 
-def words_of_return(saved: Sequence[Saved]) -> str:
+def words_of_return(saved: Sequence[SavedDevices]) -> str:
     """A text such as "2 CUDA processes, 40 checksums alike"."""
     sums = sum(len(s.sums) for s in saved)
     parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]

@@ -43,7 +43,7 @@ from ..host.running_capsule import RunningCapsule
 from .cuda_processes import CudaProcess, device_session, maps_driver, served
 from .device_state import (
     DeviceLost,
-    Saved,
+    SavedDevices,
     compare,
     left_to_driver,
     words_of_return,
@@ -141,7 +141,7 @@ class DeviceTree:
     plain: str = ""
     only: Collection[int] = ()
     sessions: bool = True
-    saved: list[Saved] = field(default_factory=list)
+    saved: list[SavedDevices] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # pids that arrive() holds
 
     def warm(self, gpus: Sequence[str]) -> str:
@@ -158,7 +158,7 @@ class DeviceTree:
 
     # ---- at the source -------------------------------------------------------------------------
 
-    def save(self, watch: Stopwatch) -> list[Saved]:
+    def save(self, watch: Stopwatch) -> list[SavedDevices]:
         """Take the device state off the GPUs. Raises StepFailed; bring_back then undoes what was
         done."""
         with self._processes(self.only) as found:
@@ -173,13 +173,13 @@ class DeviceTree:
                 lap.detail = words_of_save(self.saved, self.plain)
         return self.saved
 
-    def _save(self, process: CudaProcess) -> Saved:
+    def _save(self, process: CudaProcess) -> SavedDevices:
         helper, pid = self.helper, process.pid
         used = helper.used(pid)
         if process.page is None or not self._needs_session(process.page):
             helper.lock(pid, self.lock_s)
             helper.checkpoint(pid)
-            return Saved(process.inner, used=used)
+            return SavedDevices(process.inner, used=used)
         helper.hold(pid, outside_s=OUTSIDE_S)
         helper.lock(pid, self.lock_s)
         helper.unlock(pid)
@@ -194,7 +194,7 @@ class DeviceTree:
         helper.checkpoint(pid)
         threads.stop(pid, STOP_S)
         helper.release(pid)
-        return Saved(process.inner, blocks, used, sums, self.samples, True, parents)
+        return SavedDevices(process.inner, blocks, used, sums, self.samples, True, parents)
 
     def _needs_session(self, page: OrderedPage) -> bool:
         """A session moves the memory and takes checksums. It also makes memory that once came from
@@ -296,7 +296,7 @@ class DeviceTree:
         ours = key in helper.held()
         if state is CudaState.RUNNING and not ours and not holds:
             return
-        saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
+        saved = next((s for s in self.saved if s.pid == process.inner), SavedDevices(process.inner))
         verify = saved.samples is not None and bool(saved.sums)
         if state is None:
             raise StepFailed("gpu restore", f"process {process.inner}: the driver does not know it")

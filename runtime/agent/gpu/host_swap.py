@@ -27,7 +27,7 @@ from ...daemon.faultpoints import reach
 from ...messages import Moved
 from ...model.stopwatch import Stopwatch
 from ..host.running_capsule import RunningCapsule
-from .device_state import DeviceLost, Saved
+from .device_state import DeviceLost, SavedDevices
 from .devices import DeviceTree
 
 log = logging.getLogger("liveshift.swap")
@@ -64,7 +64,7 @@ class SwapNote(msgspec.Struct, frozen=True):
     pairs: list[tuple[str, str]] = []
     pids: list[int] = []
     done: list[int] = []
-    saved: list[Saved] = []
+    saved: list[SavedDevices] = []
     why: str = ""
 
     @property

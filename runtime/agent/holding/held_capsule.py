@@ -247,7 +247,7 @@ class HeldCapsule:
         finally:
             self._unuse(generation)
 
-    def save(self, number: int, target: Path) -> saved_image.Written:
+    def save(self, number: int, target: Path) -> saved_image.WrittenImage:
         """Write the newest snapshot's generation to ``target``. No rewind uses an earlier one any
         more. So this removes those first, and does not save their pages. Raises what
         saved_image.save raises, and NotFound as :meth:`forward` does."""

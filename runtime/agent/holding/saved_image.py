@@ -37,14 +37,14 @@ class SavedImage(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenImage:
     """``bytes``: taken on the disk. ``digest``: the SHA-256 of image.json, in hex."""
 
     bytes: int
     digest: str
 
 
-def save(top: Path, files: Iterable[Path], target: Path, image: str, capsule: str) -> Written:
+def save(top: Path, files: Iterable[Path], target: Path, image: str, capsule: str) -> WrittenImage:
     """Write ``files``, which are below ``top``, to ``target``, which does not exist, or is what an
     attempt has left. It returns once they are on the disk.
 
@@ -72,11 +72,11 @@ def save(top: Path, files: Iterable[Path], target: Path, image: str, capsule: st
         sync_below(target)
         write_last(target / SUMS, data)
     size = sum(each.stored for each in sums.values()) + len(data)
-    return Written(size, hashlib.sha256(data).hexdigest())
+    return WrittenImage(size, hashlib.sha256(data).hexdigest())
 
 
 def read(source: Path, digest: str) -> SavedImage:
-    """Return the list of files of the image in ``source``. ``digest``: as in Written. Raises
+    """Return the list of files of the image in ``source``. ``digest``: as in WrittenImage. Raises
     NotFound if the image is not whole, Refused if its list has another digest."""
     check_trusted(source)
     try:

@@ -18,7 +18,7 @@ from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.errors import StepFailed
 from liveshift.interposer.layout import MemoryKind, WantedState
-from liveshift.runtime.agent.gpu.device_state import Saved, left_to_driver
+from liveshift.runtime.agent.gpu.device_state import SavedDevices, left_to_driver
 
 __all__ = ["doubles", "helper", "helpers"]
 
@@ -192,6 +192,6 @@ def test_a_restore_needs_room_for_what_the_helper_does_not_have() -> None:
         Block(1 << 30, 30 * MIB, ONE, MemoryKind.ARENA),
         Block(2 << 30, MIB, OTHER, MemoryKind.ARENA),
     ]
-    saved = Saved(1000, blocks, used={ONE: 100 * MIB, OTHER: 1})
+    saved = SavedDevices(1000, blocks, used={ONE: 100 * MIB, OTHER: 1})
     assert left_to_driver(saved, []) == {ONE: 70 * MIB, OTHER: 0}
     assert left_to_driver(saved, [(ONE, OTHER), (OTHER, ONE)]) == {OTHER: 70 * MIB, ONE: 0}

@@ -19,7 +19,7 @@ from liveshift.runtime.snapshot.cut_links import (
     NAMED_PAIRS,
     NOTHING,
     CutLinks,
-    Verdict,
+    CutVerdict,
     hosts_to_leave,
     silences,
 )
@@ -118,7 +118,7 @@ def test_a_link_that_is_cut_for_the_suspicion_makes_the_job_leave_a_host(scene: 
     assert scene.leaves() == []
     scene.report(ONE, OTHER, 1.1 * SUSPICION)
     scene.look()
-    assert scene.links.verdict(scene.job) == Verdict(
+    assert scene.links.verdict(scene.job) == CutVerdict(
         frozenset({"h2"}),
         "h0 and h2 do not reach each other",
         reach=frozenset({"h1", "h3"}),

@@ -7,12 +7,12 @@ from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.snapshot.watch import HostSeen, lost_hosts, perhaps_dead, suspected
+from liveshift.runtime.snapshot.watch import HostContact, lost_hosts, perhaps_dead, suspected
 
 LIMITS = Timeouts(suspicion=1.0)
 NOW = 100.0
-HEARD = HostSeen(NOW - 0.1)
-DEAD = HostSeen(NOW - 1.2, answers=False)
+HEARD = HostContact(NOW - 0.1)
+DEAD = HostContact(NOW - 1.2, answers=False)
 
 
 def a_job(*hosts: str) -> Job:
@@ -26,7 +26,7 @@ def a_job(*hosts: str) -> Job:
 JOB = a_job("h0", "h1")
 
 
-def lost(seen: dict[str, HostSeen], progress: dict[str, float] | None = None) -> list[str]:
+def lost(seen: dict[str, HostContact], progress: dict[str, float] | None = None) -> list[str]:
     return lost_hosts(JOB, seen, progress or {}, NOW, LIMITS)
 
 
@@ -37,15 +37,15 @@ def test_a_silent_host_is_lost_if_its_kernel_is_silent_and_the_job_stands_still(
 
 
 def test_a_host_is_not_lost_before_the_suspicion_is_over() -> None:
-    assert lost({"h0": HEARD, "h1": HostSeen(NOW - 0.9, answers=False)}) == []
+    assert lost({"h0": HEARD, "h1": HostContact(NOW - 0.9, answers=False)}) == []
 
 
 def test_a_host_whose_kernel_answers_has_only_lost_its_agent() -> None:
-    assert lost({"h0": HEARD, "h1": HostSeen(NOW - 60, answers=True)}) == []
+    assert lost({"h0": HEARD, "h1": HostContact(NOW - 60, answers=True)}) == []
 
 
 def test_nothing_is_decided_before_the_kernel_was_tried() -> None:
-    assert lost({"h0": HEARD, "h1": HostSeen(NOW - 60)}) == []
+    assert lost({"h0": HEARD, "h1": HostContact(NOW - 60)}) == []
 
 
 def test_a_job_that_trains_has_lost_no_host() -> None:
@@ -57,7 +57,7 @@ def test_a_job_that_trains_has_lost_no_host() -> None:
 
 def test_a_job_that_was_paused_gets_time_to_show_that_it_trains() -> None:
     def judged(silence: float, paused: float) -> list[str]:
-        seen = {"h0": HEARD, "h1": HostSeen(NOW - silence, answers=False)}
+        seen = {"h0": HEARD, "h1": HostContact(NOW - silence, answers=False)}
         return lost_hosts(JOB, seen, {}, NOW, LIMITS, NOW - paused)
 
     assert judged(2.9, paused=2.9) == judged(2.9, paused=0.5) == []
@@ -71,7 +71,7 @@ def test_no_host_is_lost_while_none_of_the_job_is_heard() -> None:
 
 def test_another_host_must_be_heard_after_the_silence_began() -> None:
     """Else the orchestrator itself may have been cut off from both."""
-    at_once = HostSeen(NOW - 0.99)
+    at_once = HostContact(NOW - 0.99)
     assert lost({"h0": at_once, "h1": DEAD}) == []
 
 
@@ -82,7 +82,7 @@ def test_a_job_on_one_host_loses_none() -> None:
 
 def test_two_hosts_of_three_may_be_lost() -> None:
     three = a_job("h0", "h1", "h2")
-    seen = {"h0": HEARD, "h1": DEAD, "h2": HostSeen(NOW - 2, answers=False)}
+    seen = {"h0": HEARD, "h1": DEAD, "h2": HostContact(NOW - 2, answers=False)}
     assert lost_hosts(three, seen, {}, NOW, LIMITS) == ["h1", "h2"]
 
 
@@ -101,32 +101,32 @@ def test_a_host_outside_of_the_cluster_file_is_suspected_and_never_lost() -> Non
 
 
 def test_a_host_is_suspected_after_two_heartbeats() -> None:
-    late = HostSeen(NOW - 0.41)
+    late = HostContact(NOW - 0.41)
     assert suspected(JOB, {"h0": HEARD, "h1": late}, NOW, LIMITS) == ["h1"]
-    assert suspected(JOB, {"h0": HEARD, "h1": HostSeen(NOW - 0.39)}, NOW, LIMITS) == []
+    assert suspected(JOB, {"h0": HEARD, "h1": HostContact(NOW - 0.39)}, NOW, LIMITS) == []
 
 
 def test_a_host_that_a_person_calls_dead_is_lost_and_so_are_silent_ones() -> None:
-    def judged(seen: dict[str, HostSeen], vouched: str) -> list[str]:
+    def judged(seen: dict[str, HostContact], vouched: str) -> list[str]:
         return lost_hosts(JOB, seen, {"gpt/0": NOW}, NOW, LIMITS, NOW, [vouched])
 
     both = {"h0": DEAD, "h1": DEAD}
     assert judged(both, "h1") == judged(both, "h0") == ["h0", "h1"]
     assert judged({"h0": HEARD, "h1": DEAD}, "h1") == ["h1"]
-    assert judged({"h0": HostSeen(NOW - 60), "h1": DEAD}, "h1") == ["h1"], "not tried yet"
+    assert judged({"h0": HostContact(NOW - 60), "h1": DEAD}, "h1") == ["h1"], "not tried yet"
     assert judged(both, "h2") == [], "no host of the job"
     assert lost_hosts(a_job("h1"), {"h1": DEAD}, {}, NOW, LIMITS, 0.0, ["h1"]) == ["h1"]
 
 
 def test_while_no_host_of_a_job_is_heard_those_with_silent_kernels_may_be_dead() -> None:
-    def judged(job: Job, **seen: HostSeen) -> list[str]:
+    def judged(job: Job, **seen: HostContact) -> list[str]:
         return perhaps_dead(job, seen, NOW, LIMITS)
 
-    alone, no_agent = a_job("h1", "h1"), HostSeen(NOW - 60, answers=True)
+    alone, no_agent = a_job("h1", "h1"), HostContact(NOW - 60, answers=True)
     assert judged(alone, h0=HEARD, h1=DEAD) == ["h1"]
     assert judged(JOB, h0=DEAD, h1=DEAD) == ["h0", "h1"]
     assert judged(JOB, h0=no_agent, h1=DEAD) == ["h1"], "only the agent of h0 is away"
     assert judged(JOB, h0=HEARD, h1=DEAD) == [], "it is lost"
-    assert judged(JOB, h0=HostSeen(NOW - 0.9), h1=DEAD) == [], "h0 may be heard soon"
-    assert judged(JOB, h0=HostSeen(NOW - 60), h1=DEAD) == [], "its kernel was not tried yet"
+    assert judged(JOB, h0=HostContact(NOW - 0.9), h1=DEAD) == [], "h0 may be heard soon"
+    assert judged(JOB, h0=HostContact(NOW - 60), h1=DEAD) == [], "its kernel was not tried yet"
     assert judged(alone, h1=no_agent) == judged(alone, h1=HEARD) == judged(alone) == []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from liveshift.errors import StepFailed, Unreachable
-from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
+from liveshift.runtime.agent.gpu.device_state import DeviceLost, SavedDevices
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
@@ -36,15 +36,17 @@ class Tree:
     """As DeviceTree, of one process."""
 
     def __init__(self, driver: Driver, pid: int) -> None:
-        self.driver, self.pid, self.saved = driver, pid, list[Saved]()
+        self.driver, self.pid, self.saved = driver, pid, list[SavedDevices]()
 
-    def save(self, watch: Stopwatch) -> list[Saved]:
+    def save(self, watch: Stopwatch) -> list[SavedDevices]:
         with watch.phase("gpu save", frozen=True):
             if self.pid not in self.driver.where:
                 return []
             self.driver.call(f"save {self.pid}")
             self.driver.where[self.pid] = "off"
-            self.saved.append(Saved(self.pid, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4))
+            self.saved.append(
+                SavedDevices(self.pid, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4)
+            )
             return self.saved
 
     def bring_back(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]] = ()) -> None:

@@ -24,7 +24,7 @@ from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
-from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.agent.gpu.device_state import SavedDevices
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Book
 
@@ -132,7 +132,9 @@ class Scene:
         """Device state came with the image."""
         self.manifest.streams[TABLE] = (1, 0)
         (self.here.images / TABLE).write_bytes(b"table")
-        monkeypatch.setattr(restored_capsule, "decode", lambda raw: [Saved(1001, stopped=True)])
+        monkeypatch.setattr(
+            restored_capsule, "decode", lambda raw: [SavedDevices(1001, stopped=True)]
+        )
         monkeypatch.setattr(task_states, "let_go_on", self.noted("let go on"))
         self.devices = SimpleNamespace(
             arrive=self.noted("arrive"),

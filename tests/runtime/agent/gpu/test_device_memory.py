@@ -26,7 +26,7 @@ from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.gpu import device_memory
 from liveshift.runtime.agent.gpu.device_memory import DeviceInlet, Pump
-from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.agent.gpu.device_state import SavedDevices
 from liveshift.runtime.wire import CHUNK, Lanes, Receiver, Sender, page_port
 from liveshift.runtime.wire.header import PageHeader
 
@@ -64,7 +64,7 @@ class Move:
             ]
             gpu.create(f"from/{pid}", blocks)
             fill(gpu, f"from/{pid}", self.data[pid])
-            saved.append(Saved(pid, blocks))
+            saved.append(SavedDevices(pid, blocks))
         self.source: Any = SimpleNamespace(saved=saved, helper=gpu, key=lambda pid: f"from/{pid}")
         there: Any = SimpleNamespace(helper=gpu, key=lambda pid: f"to/{pid}")
         self.inlet = DeviceInlet(there, {UA: UB})

@@ -19,7 +19,7 @@ from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.threads import stop, stopped
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable, from_wire, to_wire
 from liveshift.runtime.agent.gpu.cuda_processes import CudaProcess
-from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
+from liveshift.runtime.agent.gpu.device_state import DeviceLost, SavedDevices
 from liveshift.runtime.agent.gpu.devices import Devices, DeviceTree
 from liveshift.runtime.agent.gpu.stopped_processes import StoppedProcesses
 from liveshift.runtime.agent.host.running_capsule import RunningCapsule
@@ -107,7 +107,7 @@ def test_without_a_table_the_helper_knows_what_a_restore_needs(helper: Helper, t
     helper.states[101] = CudaState.CHECKPOINTED
     tree.bring_back(Stopwatch())
     helper.states[101] = CudaState.CHECKPOINTED
-    tree.saved.append(Saved(1001, used={"GPU-a": 70}))
+    tree.saved.append(SavedDevices(1001, used={"GPU-a": 70}))
     tree.bring_back(Stopwatch())
     assert helper.needed == [None, {"GPU-a": 70}]
 
@@ -123,7 +123,7 @@ def test_a_process_that_the_driver_does_not_know_is_not_passed_over(
 
 
 def test_what_an_earlier_agent_left_held_is_let_go(helper: Helper, tree: Tree) -> None:
-    tree.saved += [Saved(1001), Saved(1002)]
+    tree.saved += [SavedDevices(1001), SavedDevices(1002)]
     helper.holding = {101, 102}
     tree.recover_held()
     helper.fails = Unreachable("the GPU helper does not answer")  # for one of them

@@ -20,7 +20,7 @@ from swap_doubles import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 from liveshift.criu_glue.capsule import sandboxes
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 from liveshift.runtime.agent.gpu import host_swap
-from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.agent.gpu.device_state import SavedDevices
 from liveshift.runtime.agent.gpu.devices import DeviceTree
 from liveshift.runtime.agent.gpu.host_swap import HostSwap, Stage, SwapNote
 from liveshift.runtime.agent.host.running_capsule import RunningCapsule
@@ -211,7 +211,7 @@ def test_what_was_not_on_its_way_over_goes_back(scene: Scene, stage: Stage, wher
 
 @pytest.mark.parametrize("where", ["off", "new"])
 def test_what_was_on_its_way_over_arrives(scene: Scene, where: str) -> None:
-    saved = [Saved(1001, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4)]
+    saved = [SavedDevices(1001, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4)]
     note = scene.left(Stage.BRINGING, where, saved=saved)
     assert (note.stage, scene.driver.where[1001]) == (Stage.SWAPPED, "new")
     assert note.done == [1001]
@@ -241,14 +241,14 @@ def test_what_is_over_is_left_alone(scene: Scene) -> None:
 
 
 def test_checksums_go_with_the_note(scene: Scene) -> None:
-    seen: list[list[Saved]] = []
+    seen: list[list[SavedDevices]] = []
 
     class Looking(Tree):
         def bring_back(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]] = ()) -> None:
             seen.append(list(self.saved))
             super().bring_back(watch, gpus)
 
-    saved = [Saved(1001, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4)]
+    saved = [SavedDevices(1001, used={"GPU-a": 80}, sums={0x1000: 7}, samples=4)]
     scene.driver.where[1001] = "off"
     note = SwapNote("m7", Stage.BRINGING, PAIRS, [1001], [], saved)
     host_swap.write(scene.resident, note)

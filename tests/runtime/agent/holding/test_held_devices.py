@@ -19,7 +19,7 @@ from wire_ends import LIMIT, key_directory, receiver, senders
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.gpu.device_memory import TABLE, TableInlet, decode
-from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.agent.gpu.device_state import SavedDevices
 from liveshift.runtime.model.snapshots import image_bytes
 from liveshift.runtime.wire import LANES, Lanes, Sender
 
@@ -27,11 +27,11 @@ __all__ = ["holder", "key_directory", "senders"]
 
 MEMORY = some_memory()
 USED = gpu_survey(process({"GPU-a": GIB}))
-SAVED = [Saved(7, used={"GPU-a": GIB}, sums={4096: 9}, samples=4, stopped=True, parents=[1])]
-WITH_BLOCKS = [Saved(7, [Block(1 << 40, 2 << 20, "GPU-a", 0)])]
+SAVED = [SavedDevices(7, used={"GPU-a": GIB}, sums={4096: 9}, samples=4, stopped=True, parents=[1])]
+WITH_BLOCKS = [SavedDevices(7, [Block(1 << 40, 2 << 20, "GPU-a", 0)])]
 
 
-def hold(holder: Holder, saved: list[Saved] = SAVED) -> None:
+def hold(holder: Holder, saved: list[SavedDevices] = SAVED) -> None:
     """Take s17.1 of a capsule that uses a GPU."""
     gpu_note = msgspec.structs.replace(note(17), gpu=USED)
     source = Source(holder.images.expect(gpu_note))

@@ -25,7 +25,7 @@ from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.runtime.agent.holding import held_generation, saved_file, saved_image
 from liveshift.runtime.agent.holding.held_note import HeldNote
 from liveshift.runtime.agent.holding.saved_file import SavedFile
-from liveshift.runtime.agent.holding.saved_image import Written
+from liveshift.runtime.agent.holding.saved_image import WrittenImage
 from liveshift.runtime.messages import LoadHeld
 
 __all__ = ["holder"]
@@ -52,13 +52,13 @@ def other() -> Iterator[Holder]:
         made.images.close()
 
 
-def save(holder: Holder, number: int, kept: Path) -> tuple[Path, Written]:
+def save(holder: Holder, number: int, kept: Path) -> tuple[Path, WrittenImage]:
     target = kept / "gpt" / f"s{number}.1"
     return target, holder.capsule.save(number, target)
 
 
 def request(
-    written: Written, saved: str, image: str = "", capsule: str = "gpt/1", epoch: int = 9
+    written: WrittenImage, saved: str, image: str = "", capsule: str = "gpt/1", epoch: int = 9
 ) -> LoadHeld:
     return LoadHeld(image or saved, capsule, "/kept", saved, written.digest, epoch, 4)
 

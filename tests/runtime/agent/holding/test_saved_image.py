@@ -17,7 +17,7 @@ import pytest
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.runtime.agent.holding import saved_image, trusted_directory
 from liveshift.runtime.agent.holding.saved_file import SavedFile
-from liveshift.runtime.agent.holding.saved_image import SUMS, SavedImage, Written
+from liveshift.runtime.agent.holding.saved_image import SUMS, SavedImage, WrittenImage
 
 pytestmark = pytest.mark.root
 LARGE = 1 << 30
@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> Path:
     return made
 
 
-def save(files: Path, target: Path, capsule: str = "gpt/0") -> Written:
+def save(files: Path, target: Path, capsule: str = "gpt/0") -> WrittenImage:
     paths = [path for path in files.rglob("*") if path.is_file()]
     return saved_image.save(files, paths, target, target.name, capsule)
 
