@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What samples say about growth.
 
-Leaks show in the second half, after the caches are warm, and in the least of several samples: an
-agent needs more memory while an image passes through it.
+Leaks show in the second half, after the caches are warm, and in the least of many samples: an agent
+needs more memory while an image passes through it, or while it holds images. On a loaded machine
+that lasts for minutes, so each window is an eighth of the run.
+
+Memory is what a daemon has of its own: images lie in a tmpfs, whose bytes are counted apart.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import msgspec
 
 from .watch import JOURNAL, Daemon, Sample
 
-WINDOW = 8
-"""Samples of which the least counts."""
+WINDOWS = 4
+"""The second half is divided into so many. Of each, the least sample counts."""
 
 JUDGED_S = 600.0
 """A shorter run says nothing about memory: it takes as long until it has been used once."""
@@ -51,7 +54,7 @@ class Usage(msgspec.Struct, frozen=True):
 class DaemonUsage(msgspec.Struct, frozen=True):
     """Bytes, numbers; ``cpu_per_minute`` in seconds of CPU."""
 
-    resident: Usage
+    memory: Usage
     descriptors: Usage
     threads: Usage
     cpu_per_minute: float
@@ -70,7 +73,7 @@ def suspicious(daemons: Mapping[str, DaemonUsage], seconds: float) -> list[str]:
     for name, seen in daemons.items():
         if seen.restarted:
             found.append(f"{name}: its daemon is another than at the beginning")
-        memory = seen.resident
+        memory = seen.memory
         if seconds >= JUDGED_S and memory.over_run > MEMORY_ALLOWED:
             found.append(
                 f"{name}: memory grows by {(memory.per_hour or 0) / 1e6:.1f} MB an hour"
@@ -123,7 +126,7 @@ def _of(samples: Sequence[Sample], name: str) -> DaemonUsage:
     first, last = samples[0], samples[-1]
     minutes = max(last.when - first.when, 1e-9) / 60
     return DaemonUsage(
-        _usage(samples, name, lambda daemon: daemon.resident),
+        _usage(samples, name, lambda daemon: daemon.private),
         _usage(samples, name, lambda daemon: daemon.descriptors),
         _usage(samples, name, lambda daemon: daemon.threads),
         (last.daemons[name].cpu - first.daemons[name].cpu) / minutes,
@@ -133,11 +136,11 @@ def _of(samples: Sequence[Sample], name: str) -> DaemonUsage:
 
 def _usage(samples: Sequence[Sample], name: str, of: Callable[[Daemon], float]) -> Usage:
     values = [of(sample.daemons[name]) for sample in samples]
-    least = [
-        (samples[at].when, min(values[at : at + WINDOW]))
-        for at in range(len(samples) // 2, len(samples) - WINDOW + 1, WINDOW)
-    ]
-    per_s = slope([when for when, _ in least], [value for _, value in least])
+    half = len(samples) // 2
+    window = max(1, half // WINDOWS)
+    seen = [(value, sample.when) for value, sample in zip(values, samples, strict=True)]
+    least = [min(seen[at : at + window]) for at in range(half, len(samples) - window + 1, window)]
+    per_s = slope([when for _, when in least], [value for value, _ in least])
     whole = samples[-1].when - samples[0].when
     per_hour = per_s * 3600 if len(least) > 2 else None
     return Usage(values[0], values[-1], max(values), per_hour, per_s * whole if per_hour else 0.0)

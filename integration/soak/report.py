@@ -92,12 +92,20 @@ def _moves(report: Report) -> Table:
 
 
 def _daemons(report: Report) -> Table:
-    columns = ("memory, MB", "an hour", "descriptors", "an hour", "threads", "an hour", "CPU s/min")
+    columns = (
+        "own memory, MB",
+        "an hour",
+        "descriptors",
+        "an hour",
+        "threads",
+        "an hour",
+        "CPU s/min",
+    )
     table = _table("Daemons: first → last, and growth", "host", *columns)
     for name, seen in report.daemons.items():
         table.add_row(
             name,
-            *_usage(seen.resident, 1e6),
+            *_usage(seen.memory, 1e6),
             *_usage(seen.descriptors, 1),
             *_usage(seen.threads, 1),
             f"{seen.cpu_per_minute:.1f}",
