@@ -114,7 +114,7 @@ class RestoringTree:
             raise
         until = time.monotonic() + deadline_s
         try:
-            if not self._criu.wait_held(until, self._memory.look):
+            if not self._criu.wait_held(until, self._memory.check):
                 raise self._failed(self._cause())
             self._memory.wait(until, early.check if early is not None else lambda: None)
             if early is not None:

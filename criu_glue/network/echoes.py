@@ -35,7 +35,7 @@ class Echoes:
         self._id = os.getpid() & 0xFFFF
         self._sent = 0
 
-    def ask(self, addresses: Iterable[str]) -> None:
+    def send(self, addresses: Iterable[str]) -> None:
         """Send one request to each address. One that cannot be sent gets no answer."""
         self._sent = self._sent + 1 & 0xFFFF
         head = _HEAD.pack(_ECHO, 0, 0, self._id, self._sent)

@@ -39,7 +39,7 @@ class Cursor:
         self.left = sum(piece.block.size for piece in pieces)
         """Bytes still to come."""
 
-    def take(self, size: int) -> list[DeviceRun]:
+    def next_runs(self, size: int) -> list[DeviceRun]:
         """The next ``size`` bytes, or fewer if no more are left. Raises CudaError."""
         runs = []
         while size > 0 and self._pieces:

@@ -105,7 +105,7 @@ def _out(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) 
         _check(holding)
         while cursor.left and free:
             slot = free.popleft()
-            runs = cursor.take(ring.slot_bytes)
+            runs = cursor.next_runs(ring.slot_bytes)
             sizes[slot] = sum(run.size for run in runs)
             copies.start(slot, runs, out=True)
         if copies:
@@ -141,7 +141,7 @@ def _in(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -
                 f"more bytes came for {holding.key} than its {units.size(holding.size)} of device"
                 " memory"
             )
-        copies.start(_slot(message.slot, ring, flying), cursor.take(message.size), out=False)
+        copies.start(_slot(message.slot, ring, flying), cursor.next_runs(message.size), out=False)
         flying.add(message.slot)
     while copies:
         copies.finish_oldest()

@@ -182,7 +182,7 @@ class Rewinds:
                         self._look_at(job)
                     except LiveshiftError as error:  # a full disk, say: the next look tries again
                         self._wait(job, str(error))
-            self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
+            self._lookout.watch(filter(self.protected, self._fleet.jobs.values()))
             for job in self._fleet.jobs.values():
                 self._note_silence(job)
             self._wake.clear()

@@ -142,7 +142,7 @@ class CutLinks:
         # By job: until when a verdict holds, and of which state. A tick asks several times for it.
         self._verdicts: dict[str, tuple[float, tuple[str, int, int], CutVerdict]] = {}
 
-    def look(self, job: Job, *, locked: bool) -> None:
+    def follow(self, job: Job, *, locked: bool) -> None:
         """Follow a protected job. The caller does so several times per heartbeat. ``locked``:
         whether networks of it may be locked."""
         now, suspicion = time.monotonic(), self._limits.suspicion

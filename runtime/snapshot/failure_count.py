@@ -53,10 +53,10 @@ class FailureCount:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.look()
+            self.add_time()
 
-    def look(self) -> None:
-        """Add the time since the last look, for each host that runs a protected job."""
+    def add_time(self) -> None:
+        """Add the time since the last call, for each host that runs a protected job."""
         now = time.monotonic()
         since, self._looked = now - self._looked, now
         hosts = {

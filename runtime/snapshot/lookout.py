@@ -116,7 +116,7 @@ class Lookout:
         """Forget how far a capsule had come: it goes back to a snapshot."""
         capsule.progressed = 0.0
 
-    def look(self, jobs: Iterable[Job]) -> None:
+    def watch(self, jobs: Iterable[Job]) -> None:
         """Look which of the jobs are paused, and begin to try the kernels of suspected hosts. The
         caller does so several times per heartbeat."""
         now, seen, hosts, jobs = time.monotonic(), self._seen(), set[str](), list(jobs)
@@ -125,7 +125,7 @@ class Lookout:
         for job in jobs:
             if self._is_paused(job):
                 self._paused[job.name] = now
-            self._cut_links.look(job, locked=self._is_locked(job))
+            self._cut_links.follow(job, locked=self._is_locked(job))
             self._perhaps_dead[job.name] = perhaps_dead(job, seen, now, self._limits)
             hosts.update(suspected(job, seen, now, self._limits))
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}

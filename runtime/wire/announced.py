@@ -108,7 +108,7 @@ class Announced:
         if self.inlet.complete:
             self._expected = sys.maxsize
 
-    def take(self, header: Header, data: memoryview) -> Answer:
+    def accept(self, header: Header, data: memoryview) -> Answer:
         """Take one chunk of lane 0 and return the answer."""
         expected = self._expected
         if header.number < expected:

@@ -46,7 +46,7 @@ class OrderedLane(Lane):
         header = Header(self._to.migration, self._number, stream, digest)
         self._send(msgspec.msgpack.encode(header), data)
 
-    def ask(self, what: str, data: bytes = b"") -> None:
+    def send_question(self, what: str, data: bytes = b"") -> None:
         """Ask the destination WANTS or SEAL; :attr:`answer` will hold the answer."""
         self._begin_to_wait()
         self._questions += 1

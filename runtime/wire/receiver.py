@@ -186,7 +186,7 @@ class Receiver:
             return "refused", entry.refused
         data = frames[2].buffer
         if header.stream not in (WANTS, SEAL):
-            return entry.take(header, data)
+            return entry.accept(header, data)
         try:
             return entry.reply(header, data, str(frames[-1].get("User-Id")))
         except LiveshiftError as error:

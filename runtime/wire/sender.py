@@ -120,7 +120,7 @@ class Sender(StreamSender):
         self, what: str, data: bytes = b"", given_up: Callable[[], bool] = lambda: False
     ) -> int | bytes | None:
         with self._turn:
-            self._lane.ask(what, data)
+            self._lane.send_question(what, data)
             while self._lane.answer is None and not given_up():
                 self._hear(block=True)
             self._lane.drop_question()

@@ -58,7 +58,7 @@ class TreeMemory:
             if raw != before:
                 path.write_bytes(raw)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Call this while CRIU restores. Raises StepFailed when CRIU waits for memory that will not
         come."""
         if self._fill is None or (seen := self._fill.seen()).phase != FAILED:

@@ -71,17 +71,17 @@ class Followed:
         self._tries, self._read_once = 0, False
         self._trust_again = True
 
-    def look(self, only_look: bool = False) -> None:
-        """List in ``written`` the pages written since the last look, and protect them again.
+    def scan(self, only_count: bool = False) -> None:
+        """List in ``written`` the pages written since the last scan, and protect them again.
 
         If the process cannot be tracked, all its pages are listed once, and the pass at the freeze
-        reads it again in full. ``only_look``: the caller will not read the listed pages now. Raises
-        FileNotFoundError or ProcessLookupError when the process has ended.
+        reads it again in full. ``only_count``: the caller will not read the listed pages now.
+        Raises FileNotFoundError or ProcessLookupError when the process has ended.
         """
         self.written.clear()
         for _ in range(2):  # a second time if the process has run another program meanwhile
             self.ranges = own_ranges(self.pid, self.who.locked)
-            if not self._track() or self._look_tracked(only_look):
+            if not self._track() or self._look_tracked(only_count):
                 break
         # This check must come after the look. I/O that is complete by now, or that began after the
         # look, needs no check: the pages are read as they are. What I/O before a freeze has written
@@ -89,15 +89,15 @@ class Followed:
         if self._trust_again or not self.untrusted:
             self.untrusted = writers.past_page_tables(self.pid)
             self._trust_again = False
-        if self._uffd is None and not self._read_once and not only_look:
+        if self._uffd is None and not self._read_once and not only_count:
             for look in self.looks_standing():
                 look()
             self.classify(all_stale=True)
             self._read_once = True
 
-    def _look_tracked(self, only_look: bool) -> bool:
+    def _look_tracked(self, only_count: bool) -> bool:
         assert self._uffd is not None
-        whole = self._whole and not only_look
+        whole = self._whole and not only_count
         try:
             with self._pagemap() as pagemap:
                 scan_written(pagemap, self._uffd, self.ranges, whole, self.sent, self.written)
@@ -106,7 +106,7 @@ class Followed:
         except OSError as error:
             self._lose_track(error)
             return False
-        self._whole = only_look
+        self._whole = only_count
         self._tries = 0
         return True
 

@@ -111,7 +111,7 @@ class _Worker:
         how = PAUSE
         while how != DONE:
             if self._slot is None:
-                self._slot = self._ring.take(self._stopped)
+                self._slot = self._ring.next_slot(self._stopped)
                 if self._slot is None:
                     raise PullStopped
             self._chunk.begin(self._slot.memory)

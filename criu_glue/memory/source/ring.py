@@ -40,7 +40,7 @@ class ChunkRing:
         self._closed = False
         self._changed = threading.Condition()
 
-    def take(self, stopped: Callable[[], bool]) -> ChunkSlot | None:
+    def next_slot(self, stopped: Callable[[], bool]) -> ChunkSlot | None:
         """Wait for a free slot and return it; None once ``stopped`` is true or after close."""
         with self._changed:
             while not self._free:

@@ -101,10 +101,10 @@ class MemoryTracker:
         """Return why this host cannot follow memory, as text, or ""."""
         return userfault.probe()
 
-    def look(self) -> int:
-        """Return how many bytes were written since the last look or round. It sends nothing."""
+    def count_written(self) -> int:
+        """Return how many bytes were written since the last count or round. It sends nothing."""
         self._refresh()
-        self._scan(list(self._family), only_look=True)
+        self._scan(list(self._family), only_count=True)
         return sum(process.written.size for process in self._family)
 
     def round(
@@ -265,10 +265,10 @@ class MemoryTracker:
             raise StepFailed("memory", "the tracker has lost the record of what it sent before")
         self._family.refresh(self._tasks())
 
-    def _scan(self, processes: list[Followed], only_look: bool = False) -> None:
+    def _scan(self, processes: list[Followed], only_count: bool = False) -> None:
         def scan(process: Followed) -> None:
             try:
-                process.look(only_look)
+                process.scan(only_count)
             except GONE:
                 self._family.forget(process)
 

@@ -84,10 +84,10 @@ def measure_writing(
     def written(seconds: float) -> tuple[int, float]:
         began = time.monotonic()
         time.sleep(seconds)
-        return tracker.look(), time.monotonic() - began
+        return tracker.count_written(), time.monotonic() - began
 
     try:
-        tracker.look()
+        tracker.count_written()
         short = [written(LOOK_S) for _ in range(looks)]
         size, seconds = written(long_s)
         return Writing(max(found / took for found, took in short), size, seconds)

@@ -61,7 +61,7 @@ class HeldPlace:
     def tree(self, stream: str, tree: str) -> Sink:
         self.check_tree(tree)
         file = self._files[stream] = create(tree_file(self.images, stream))
-        return _RawStream(file, self._patience).take, partial(self._end, stream)
+        return _RawStream(file, self._patience).append, partial(self._end, stream)
 
     def _end(self, stream: str) -> None:
         os.close(self._files.pop(stream))
@@ -81,7 +81,7 @@ class _RawStream:
         self._patience = patience
         self._unlooked = 0
 
-    def take(self, data: memoryview) -> None:
+    def append(self, data: memoryview) -> None:
         self._unlooked += len(data)
         if self._unlooked > LOOK:
             need_memory(self._patience)

@@ -85,7 +85,7 @@ class PeerLinks:
         answered = self._echoes.answered()
         known = {a: asked for a, asked in self._asked.items() if a not in answered}
         earlier = {a: known.get(a, _Asked(0, now)) for a in waiting}
-        self._echoes.ask(waiting)
+        self._echoes.send(waiting)
         self._asked = {a: _Asked(asked.echoes + 1, asked.since) for a, asked in earlier.items()}
         silent = {
             address: max(waiting[address], now - asked.since)

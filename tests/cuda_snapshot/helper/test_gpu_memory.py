@@ -124,7 +124,7 @@ def test_all_bytes_have_their_turn_once(sizes: list[int], takes: list[int]) -> N
     seen: list[int] = []
     for size in takes:
         left = cursor.left
-        runs = cursor.take(size)
+        runs = cursor.next_runs(size)
         assert sum(run.size for run in runs) == min(size, left)
         assert cursor.left == left - min(size, left)
         for run in runs:

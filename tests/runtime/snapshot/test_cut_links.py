@@ -97,7 +97,7 @@ class Scene:
 
     def look(self, *, locked: bool = False) -> None:
         async def play() -> None:
-            self.links.look(self.job, locked=locked)
+            self.links.follow(self.job, locked=locked)
             for _ in range(10):
                 await asyncio.sleep(0)
 

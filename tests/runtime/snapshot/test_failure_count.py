@@ -42,7 +42,7 @@ class Scene:
 
     def looks(self, hours: float) -> FailuresSeen:
         self.now += hours * HOUR
-        self.count.look()
+        self.count.add_time()
         return self.count.seen
 
 

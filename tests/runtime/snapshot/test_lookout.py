@@ -60,7 +60,7 @@ class Scene:
         while self.now < until:
             self.now += CLUSTER.timeouts.heartbeat / 2
             self.hear("h0")
-            self.lookout.look([self.job])
+            self.lookout.watch([self.job])
             await asyncio.sleep(0)  # a probe ends
         return self.lookout.silent(self.job)
 
@@ -86,7 +86,7 @@ def test_a_pause_that_all_hosts_have_left_does_not_make_the_wait_longer(
 
     async def play() -> None:
         scene.paused = True
-        scene.lookout.look([scene.job])
+        scene.lookout.watch([scene.job])
         scene.paused = False
         scene.opened = scene.now if said else 0.0
         assert await scene.pass_(1.2 * SUSPICION) == (["h2"] if said else [])

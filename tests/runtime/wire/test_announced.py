@@ -54,18 +54,18 @@ def chunk(number: int, data: bytes) -> tuple[Header, memoryview]:
 def test_a_chunk_that_comes_again_is_answered_with_the_last_that_came() -> None:
     """An acknowledgement of more would let the sender forget what has not come."""
     entry, sink = announced(10)
-    entry.take(*chunk(0, b"12"))
-    entry.take(*chunk(1, b"34"))
-    assert entry.take(*chunk(0, b"12")) == ("ack", 1)
+    entry.accept(*chunk(0, b"12"))
+    entry.accept(*chunk(1, b"34"))
+    assert entry.accept(*chunk(0, b"12")) == ("ack", 1)
     assert (bytes(sink.written), entry.ordered) == (b"1234", 4)
-    assert entry.take(*chunk(2, b"56")) == ("ack", 2)
+    assert entry.accept(*chunk(2, b"56")) == ("ack", 2)
 
 
 def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
     entry, sink = announced(10)
     seal = IncomingSeal(make_key(), 1, "key")
     assert (entry.ordered, entry.paged) == (0, 0)
-    assert entry.take(*chunk(0, b"12345")) == ("ack", 0)
+    assert entry.accept(*chunk(0, b"12345")) == ("ack", 0)
     assert (entry.ordered, entry.paged) == (5, 0)
 
     def page(number: int, kind: Kind, data: bytes) -> tuple[str, int | str]:
@@ -108,8 +108,8 @@ def test_a_question_is_whole_or_none(stream: str, data: bytes, why: str) -> None
 
 def test_what_was_announced_is_taken_to_the_last_byte() -> None:
     entry, _ = announced(10)
-    assert entry.take(*chunk(0, bytes(10))) == ("ack", 0)
-    said, why = entry.take(*chunk(1, b"x"))
+    assert entry.accept(*chunk(0, bytes(10))) == ("ack", 0)
+    said, why = entry.accept(*chunk(1, b"x"))
     assert said == "refused"
     assert "sent more than the 10 bytes" in str(why)
 
@@ -152,7 +152,7 @@ def test_after_a_refusal_nothing_is_taken_on_any_lane() -> None:
     chunk: Any = SimpleNamespace(number=0, stream="x", digest=xxhash.xxh3_64_intdigest(b"x"))
     for _ in range(2):
         assert here.take_page(seal, page, memoryview(b"x"), b"") == ("refused", "the disk is full")
-        assert here.take(chunk, memoryview(b"x")) == ("refused", "the disk is full")
+        assert here.accept(chunk, memoryview(b"x")) == ("refused", "the disk is full")
     assert (here.refused, seal.expected) == ("the disk is full", [0, 0, 0])
     assert (here.ordered, here.paged) == (0, 0)
 

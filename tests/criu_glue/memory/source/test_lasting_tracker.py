@@ -264,21 +264,21 @@ def test_a_store_that_knows_a_later_incarnation_takes_what_comes_under_one_as_hi
 
 def test_a_ring_that_rests_has_no_memory_until_it_is_used_again() -> None:
     ring = ChunkRing(2)
-    first = ring.take(lambda: False)
+    first = ring.next_slot(lambda: False)
     assert first is not None
     first.memory[:4] = b"full"
     ring.rest()
     assert bytes(first.memory[:4]) == b"full", "a chunk is under way"
     first.release()
     ring.rest()
-    second = ring.take(lambda: False)
+    second = ring.next_slot(lambda: False)
     assert second is not None
     assert len(second.memory) == CHUNK
     assert bytes(second.memory[:4]) == bytes(4), "the kernel has given new memory"
     second.release()
     ring.close()
     ring.rest()
-    assert ring.take(lambda: False) is None
+    assert ring.next_slot(lambda: False) is None
 
 
 def test_the_memory_of_a_ring_goes_back_when_it_is_closed() -> None:

@@ -59,7 +59,7 @@ def test_whatever_a_tree_does_meanwhile(seed: int) -> None:
                     processes = max(processes, tracker.round(pages).processes)
                 late[0] = 1e9
                 if chance.random() < 0.2:
-                    tracker.look()
+                    tracker.count_written()
                 time.sleep(chance.random() * 0.03)
             stop_all([process.pid])  # its children begin no more
             everybody = tasks()

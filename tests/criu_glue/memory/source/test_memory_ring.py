@@ -22,12 +22,12 @@ def never() -> bool:
 def test_a_closed_ring_gives_its_memory_back_though_something_refers_to_it() -> None:
     before = resident()
     ring = ChunkRing(SLOTS)
-    on_its_way = ring.take(never)
+    on_its_way = ring.next_slot(never)
     assert on_its_way is not None
     assert resident() > before + SLOTS * CHUNK // 2
     ring.close()
     on_its_way.memory[:1] = b"x"  # still there for who has it
-    assert ring.take(never) is None
+    assert ring.next_slot(never) is None
     assert not ring.wait_all_free(never)
     on_its_way.release()
     del on_its_way

@@ -221,12 +221,12 @@ def test_nothing_is_left_in_the_process(job: Subject, tracker: MemoryTracker, pa
 def test_a_look_tells_the_rate_and_loses_nothing(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:
-    assert tracker.look() > MANY * PAGE
+    assert tracker.count_written() > MANY * PAGE
     job.do("[put(page, 9) for page in range(100)]")
-    assert 100 * PAGE <= tracker.look() < 600 * PAGE
+    assert 100 * PAGE <= tracker.count_written() < 600 * PAGE
     tracker.round(pages)
     job.do("put(7, 9)")
-    tracker.look()
+    tracker.count_written()
     finish(job, tracker, pages)
 
 

@@ -114,7 +114,7 @@ class Scene:
             self.open -= 1
 
         return SimpleNamespace(
-            ask=lambda whom: self.asked.append(set(whom)),
+            send=lambda whom: self.asked.append(set(whom)),
             answered=lambda: self.answers,
             close=close,
         )
@@ -222,7 +222,7 @@ def test_real_echoes_leave_nothing_open(net: Net) -> None:
     init = net.pid_in(zero)
     with no_descriptor_left():
         echoes = Echoes(init)
-        echoes.ask([PEER, "10.99.7.3", "203.0.113.9"])
+        echoes.send([PEER, "10.99.7.3", "203.0.113.9"])
         until = time.monotonic() + 10
         found: set[str] = set()
         while not found and time.monotonic() < until:
