@@ -170,10 +170,6 @@ class SnapshotTables:
         """Record that a snapshot was not completed. Repeatable."""
         self._file.write("DELETE FROM snapshots WHERE number = ? AND state = 'taking'", (number,))
 
-    def give_up_snapshots(self) -> None:
-        """Give up all snapshots that an earlier orchestrator has left under way."""
-        self._file.write("DELETE FROM snapshots WHERE state = 'taking'")
-
     def drop_snapshots(self, job: str) -> None:
         """Record that a job does not go back to any of its complete snapshots. Repeatable."""
         self._file.write("DELETE FROM snapshots WHERE job = ? AND state = 'complete'", (job,))

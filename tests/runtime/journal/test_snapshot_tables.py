@@ -88,7 +88,7 @@ def test_no_number_is_used_twice(journal: Journal, path: Path) -> None:
     first = journal.snapshots.begin_snapshot("gpt")
     journal.snapshots.give_up_snapshot(first)
     assert journal.snapshots.begin_snapshot("gpt") == first + 1
-    journal.snapshots.give_up_snapshots()
+    journal.snapshots.give_up_snapshot(first + 1)
     journal.remove_job("gpt")
     assert Journal(path).snapshots.begin_snapshot("bert") == first + 2
     with pytest.raises(JournalError, match="disk"), failing(path, "INSERT ON snapshots"):
@@ -100,10 +100,7 @@ def test_what_was_given_up_is_not_complete_later(journal: Journal) -> None:
     taken(journal)
     for number in (2, 3):
         assert journal.snapshots.begin_snapshot("gpt") == number
-        if number == 2:
-            journal.snapshots.give_up_snapshot(2)
-        else:
-            journal.snapshots.give_up_snapshots()
+        journal.snapshots.give_up_snapshot(number)
         with pytest.raises(LiveshiftError, match=f"s{number} of gpt is not being taken any more"):
             journal.snapshots.complete_snapshot(generation(number))
         assert journal.snapshots.newest("gpt") == generation(1)

@@ -152,7 +152,8 @@ def all_ended(journal: Journal) -> None:
 
 
 def given_up(journal: Journal) -> None:
-    journal.snapshots.give_up_snapshots()
+    for number, _ in journal.snapshots.snapshots_under_way():
+        journal.snapshots.give_up_snapshot(number)
 
 
 def removed(journal: Journal) -> None:

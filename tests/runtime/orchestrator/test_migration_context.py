@@ -442,7 +442,7 @@ def test_a_job_is_not_suspended_while_one_of_its_capsules_moves(scene: Scene) ->
 
 def test_a_suspension_that_cannot_be_written_changes_nothing_in_memory(scene: Scene) -> None:
     double, generation = with_gates(scene), the_last(scene)
-    scene.fleet.journal.snapshots.give_up_snapshots()
+    scene.fleet.journal.snapshots.give_up_snapshot(generation.number)
     before = {c.name: c.owner for c in scene.job.capsules.values()}
     with pytest.raises(LiveshiftError, match="is not being taken any more"):
         scene.context.suspend(generation, "root wants it")
