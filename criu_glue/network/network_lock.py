@@ -99,7 +99,8 @@ def prepare_lock(pid: int, *, ingress_only: bool = False) -> None:
     """Make an open lock in the network namespace of ``pid``, so that :func:`lock` is fast.
 
     ``ingress_only``: until it is prepared again, the lock stops only what comes in. That is for a
-    capsule that goes on here after the freeze. Of one that leaves, nothing may go out any more.
+    capsule that goes on here after the freeze. A lock for a capsule that leaves also stops what
+    goes out.
 
     A closed lock stays as it is. If it came with the capsule's restore, it drops no resets any
     more: programs run until the freeze. Raises LiveshiftError, as lock and unlock do.

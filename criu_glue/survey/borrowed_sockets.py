@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the sockets of other processes, by duplicates of their descriptors."""
+"""Looks at the sockets of other processes, by duplicating their descriptors."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ struct nccl_call {
     size_t count;
     ncclDataType_t type;
     ncclRedOp_t op;
-    int peer; /* or the root */
-    /* of one-sided operations; `window` is also the one to deregister */
+    int peer; /* or the root of a collective that has one */
+    /* For one-sided operations. `window` is also the one to deregister. */
     ncclWindow_t window;
     size_t offset;
     int signal, context;

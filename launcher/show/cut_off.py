@@ -38,7 +38,7 @@ class CutOff:
         self._capsule = capsule
         self._at = offset
         self._until = begins(after)
-        self._said = -1  # the rewind of which it was said last that its repeated output follows
+        self._said = -1  # the last rewind that was announced
 
     @property
     def over(self) -> bool:

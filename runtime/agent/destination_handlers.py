@@ -135,7 +135,7 @@ class DestinationHandlers:
         image = request.survey.resident + request.survey.shared_memory
         await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, lent, sent)
         await self._capsule_table.make_way(request.book)
-        async with self._building[name]:  # the next one waits until the sandbox of this is removed
+        async with self._building[name]:  # a second Reserve waits until this one is undone
             incoming, devices, cores = await self._build(request, gpus)
         self._measures.arriving(request.migration)
         self._registry.receiver.expect(

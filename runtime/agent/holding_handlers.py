@@ -202,7 +202,7 @@ class HoldingHandlers:
     async def facts(self, request: messages.GetHeld) -> messages.HeldFacts:
         capsule, number = self._images.find(request.image)
         if request.compare:
-            async with self._forwarding[request.capsule]:  # a repeated one waits for the first
+            async with self._forwarding[request.capsule]:  # a repeated request waits for the first
                 await asyncio.to_thread(capsule.compare, number)
         placement = self._capsule_table.factory.placement
         found = await asyncio.to_thread(capsule.describe, number, placement)

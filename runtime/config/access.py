@@ -34,7 +34,7 @@ class Role(StrEnum):
     USER = "user"  # run jobs; see, move, signal and read their own jobs
     VIEW = "view"  # see all users' jobs, moves and events
     OPERATE = "operate"  # cordon, taint and untaint hosts; move and end all users' jobs
-    ADMIN = "admin"  # everything: read others' output, send their jobs any signal
+    ADMIN = "admin"  # all of that, read others' output, and send their jobs any signal
 
     def covers(self, other: Role) -> bool:
         """Whether this role includes ``other``."""

@@ -27,7 +27,7 @@ LAST_MOVES = 1000
 class OldEvents:
     def __init__(self, file: JournalFile) -> None:
         self._file = file
-        self._looked = 0  # up to this number in this round
+        self._looked = 0  # the highest number looked at in this round
 
     def remove(self, keep: int) -> bool:
         """Look at some events that are older than the last ``keep``, and remove those that are of

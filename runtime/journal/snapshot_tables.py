@@ -106,7 +106,7 @@ class SnapshotTables:
     def __init__(self, file: JournalFile) -> None:
         self._file = file
         self._began = time.monotonic()
-        self._written: dict[int, float] = {}  # by number of a rewind of ours: monotonic seconds
+        self._written: dict[int, float] = {}  # by rewind: when this process began it, monotonic
 
     # ---- snapshots ----
 

@@ -64,7 +64,7 @@ class HostMigration(BeforePause):
         here = cls(context, int(row.name[1:]), order)
         here.source, here.step, here.times = row.source, MigrationStep(row.state), Timeline.of(row)
         here.precopy, here.predicted = row.precopy, row.predicted
-        here.released = here.step is MigrationStep.ROLLING_BACK  # it may be
+        here.released = here.step is MigrationStep.ROLLING_BACK  # the source may have its ruling
         here._may_be_complete = here.released
         before_gates = (MigrationStep.PREPARING, MigrationStep.PRECOPYING)
         here.holds_gates = here.step not in before_gates  # it may hold them

@@ -224,7 +224,7 @@ def choose_neighbours(
         if refused.get(holder, "unknown") is None and domains.get(holder, holder) != domain:
             return holder
         need = (gpus or {}).get(capsule, NO_GPUS)
-        for host in roomy:  # a slot can take over one capsule
+        for host in roomy:  # one that could run the capsule: each free slot takes over one
             free = host.free > load[host.name] and not lacks(host.gpus, need)
             if free and domains.get(host.name, host.name) != domain:
                 return host.name

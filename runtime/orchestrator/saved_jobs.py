@@ -106,7 +106,7 @@ class SavedJobs:
     ) -> Generation:
         """Let the job's next hosts load its images, and record them as the holders. Raises
         LiveshiftError; then the job stays suspended."""
-        job.taking = generation.number  # so these hosts keep what they load
+        job.taking = generation.number  # so the hosts are told to keep what they load
         try:
             there = dataclasses.replace(generation, directory=directory)
             await self._images.load(job, there, where, found.saved)

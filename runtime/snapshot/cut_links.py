@@ -94,7 +94,7 @@ def hosts_to_leave(
 class _Watched:
     """What is kept of a protected job. Times are in monotonic seconds."""
 
-    held: float  # when its networks were last locked, perhaps
+    held: float  # when its networks were last locked, or may have been
     young: float = float("-inf")  # when links of it were last suspected
     fault: str = ""  # which ones, as text
     votes: LinkVotes | None = None  # the newest ballot that is complete

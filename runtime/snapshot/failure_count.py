@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the hours of the hosts that run protected jobs, and how often a job lost one or a rank, so
-that the orchestrator learns how often that happens here (model/failures.py)."""
+"""Counts the hours of the hosts that run protected jobs, and how often a job lost a host or
+a rank, so that the orchestrator learns how often that happens here (model/failures.py)."""
 
 from __future__ import annotations
 

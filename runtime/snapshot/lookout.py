@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps what is known of lost hosts and lost capsules: heartbeats, attempts to reach a kernel, what
-hosts have reported to lack, and what persons say. watch.py judges hosts by it, and cut_links.py the
-links between them."""
+hosts have reported to lack, and what people have declared dead. watch.py judges hosts by it, and
+cut_links.py the links between them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 the sizes that they had, so that it does not write the same twice.
 
 It is done once for the whole job, when the earlier copies have ended and before a capsule runs
-again. Several capsules may write to one file, and each was dumped at its own moment: what counts is
-the least size, as a capsule that was dumped earlier writes again what came after that.
+again. Several capsules may write to one file, and each was dumped at its own moment. The file is
+cut back to the least of its sizes: a capsule that was dumped earlier writes again what came
+later.
 
 The images say which files the capsules were writing. Without its image a capsule cannot go on in
 any case. So the job waits here for hosts that have them, and for nothing else.
@@ -79,7 +80,8 @@ async def _files(
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
     found = await asyncio.gather(*looks, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
-    if errors:  # what may pass first, and always the same one: the history has each reason once
+    # An error that may pass comes first. It is always the same one, so the history names it once.
+    if errors:
         raise min(errors, key=lambda each: not isinstance(each, Unreachable))
     sizes: dict[bytes, int] = {}
     identities: dict[bytes, set[Identity | None]] = {}

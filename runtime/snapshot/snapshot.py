@@ -167,7 +167,7 @@ class Snapshot:
         self.error = StepFailed("snapshot", "the orchestrator was restarted")
         for part in self._parts:
             part.begun = True
-        self._locks = True  # perhaps
+        self._locks = True  # the earlier orchestrator may have locked networks
         if not self._context.at_gates(self.job):  # else that migration opens them
             self.released.clear()  # it may have closed them
         await self._let_go()

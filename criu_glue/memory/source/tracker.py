@@ -128,7 +128,7 @@ class MemoryTracker:
             dirty += sum(process.written.size for process in there)
             try:
                 listed(dirty)
-            except PullStopped:  # the caller decides that the round is not worth it
+            except PullStopped:  # the caller has given the round up
                 for process in there:
                     process.interrupted()
                 raise

@@ -215,7 +215,8 @@ class HeldImages:
         return dropped
 
     def _make_fit(self, note: HeldNote, together: Mapping[str, int]) -> None:
-        """Raise Refused if the image does not fit; but copies make room for one that is none."""
+        """Drop own copies if the image needs their room and is no copy itself. Raises Refused if it
+        does not fit."""
         try:
             self._check_fits(note, together)
         except Refused:
