@@ -221,7 +221,7 @@ class Rewinds:
     async def _follow(self, job: Job) -> None:
         if self.why_again(job):
             await self._begin(job)
-        else:
+        elif job.state == "rewinding":  # else what was lost has come back meanwhile
             await self._go_on(job)
 
     async def _guarded(self, job: Job, work: Coroutine[None, None, None]) -> None:

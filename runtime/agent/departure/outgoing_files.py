@@ -104,7 +104,11 @@ class OutgoingFiles:
         self._output.close()
 
     def _send_changes(self, send: Send) -> dict[str, list[str]]:
-        found = changing(self._resident.sandbox, self._factory.placement)
+        try:
+            found = changing(self._resident.sandbox, self._factory.placement)
+        except ProcessLookupError as gone:  # frozen processes can be killed, too
+            name = self._resident.spec.name
+            raise StepFailed("freeze", f"the command of {name} has just ended") from gone
         if found.passing:
             text, remedy = found.passing[0]
             raise StepFailed("freeze", f"at that moment {text}", hint=remedy)

@@ -35,7 +35,7 @@ class Scene(MigrationRegistry):
 
     def __init__(self, directory: Path) -> None:
         me = cast(Any, self)
-        self._busy = set()
+        self._busy, self._undecided = set(), set()
         self.driver = Driver()
         self.alive = True
         self.helper = True

@@ -79,7 +79,7 @@ class Scene(MigrationRegistry):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         me = cast(Any, self)
-        self._busy = set()
+        self._busy, self._undecided = set(), set()
         self._capsule_table = me
         self.outgoing, self.incoming = {}, {}
         self.snapshots = SnapshotSessions()

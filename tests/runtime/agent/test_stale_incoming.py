@@ -36,7 +36,7 @@ class Scene(MigrationRegistry):
     host = "h1"
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._busy = set()
+        self._busy, self._undecided = set(), set()
         self._capsule_table = cast(Any, self)
         self.ruling = Ruling.END
         self.may_go = threading.Event()

@@ -70,6 +70,18 @@ def test_it_goes_on_where_it_is_if_the_host_returns_with_its_capsule(scene: Rewi
     assert scene.fleet.failures.seen.losses == 0
 
 
+def test_nothing_is_done_if_the_host_returns_just_before_the_rewind_begins(
+    scene: RewindsScene,
+) -> None:
+    async def play() -> None:
+        scene.rewinds._spawn(scene.job, scene.rewinds._follow(scene.job))
+        assert not scene.rewinds.why_again(scene.job), "it was heard after the look"
+        await asyncio.sleep(0.05)
+
+    asyncio.run(play())
+    assert (scene.history("rewinding"), scene.job.state) == ([], "running")
+
+
 def test_it_goes_back_on_the_host_that_returns_without_its_capsule(scene: RewindsScene) -> None:
     """It was booted again. The holder sends the image there."""
 

@@ -212,6 +212,23 @@ def test_what_cannot_leave_is_found_while_it_can_go_on_here(
     assert not gone.promised
 
 
+def test_a_command_that_is_killed_while_it_is_frozen_is_named(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(*_: object) -> None:
+        raise ProcessLookupError("no task runs in gpt-1")
+
+    gone: Any = scene.outgoing
+    files = gone._files
+    monkeypatch.setattr(
+        files, "_send_changes", lambda send: OutgoingFiles._send_changes(files, send)
+    )
+    monkeypatch.setattr(outgoing_files, "changing", changing)
+    with pytest.raises(StepFailed, match="freeze: the command of gpt/1 has just ended"):
+        gone.freeze(NO_CRIU, 10.0)
+    assert scene.steps == [LOCKED, "dump", "thaw", OPENED]
+
+
 def test_the_manifest_has_what_is_gone_and_the_output_is_whole_before_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
