@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from chain_job import assert_kept_holes, start_with_holes
 from kernel_job import KERNEL_OBJECTS, KernelJob, counting_server
 from lab_session import (
     BRISK,
-    CHAIN,
     GPT,
     LONG,
     TORCHRUN,
@@ -192,19 +192,14 @@ def test_h_log_and_checkpoints_on_a_carried_path(
 @pytest.mark.long
 def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
     """64 GB that take a few bytes: they are neither sent nor written."""
-    make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
-    job = lab.start("h-holes", ("sh", "-c", f"{make} && exec {' '.join(CHAIN)}"))
-    job.go_on(3)
+    job = start_with_holes(lab, "h-holes")
     plan = lab.json("migrate", job.name + "/0", "--dry-run")
     assert "GB" not in dict(plan["checks"])["files along"]
     assert plan["carried_bytes"] < 20 << 20, "what other jobs have carried, too"
     row = job.migrate(0)
     assert row.bytes < 200 << 20
-    job.go_on(3)
-    host = lab.lab.directory / row.destination / "state" / "capsules" / f"{job.name}.0"
-    seen = (host / "tmp" / "holes").stat()
-    assert (seen.st_size, seen.st_blocks < 64) == ((64 << 30) + 3, True)
-    job.stop()
+    assert job.capsule(0).host == row.destination
+    assert_kept_holes(job)
 
 
 def maps_of(pid: int) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from chain import link
+from chain_job import assert_kept_holes, start_with_holes
 from kernel_job import KERNEL_OBJECTS, KernelJob
-from lab_session import BRISK, CHAIN, GPT, LONG, LabSession, NewLab, a_lab
+from lab_session import BRISK, GPT, LONG, LabSession, NewLab, a_lab
 from moving_job import AFTER, BEFORE, Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
@@ -143,19 +143,9 @@ def job_host(job: Job) -> str:
 
 def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
     """64 GB that take a few bytes."""
-    make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
-    job = lab.start("away-holes", ("sh", "-c", f"{make} && exec {' '.join(CHAIN)}"))
-    job.go_on(3)
+    job = start_with_holes(lab, "away-holes")
     away_and_back(job)
-    job.go_on(AFTER)
-    capsule = lab.lab.directory / job_host(job) / "state" / "capsules" / f"{job.name}.0"
-    seen = (capsule / "tmp" / "holes").stat()
-    assert (seen.st_size, seen.st_blocks < 64) == ((64 << 30) + 3, True)
-    job.stop()
-    value = ""
-    for number, step in enumerate(job.steps(), start=1):
-        value = link(value, number)
-        assert (step["step"], step["value"]) == (number, value)
+    assert_kept_holes(job)
 
 
 def test_i_unprivileged_user(

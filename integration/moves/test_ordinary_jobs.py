@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chain import link
+from chain_job import assert_whole_chain
 from lab_session import CHAIN, JOBS, LabSession, NewLab, command, environment, eventually
 from moving_job import Job
 
@@ -44,11 +44,7 @@ def start(lab: LabSession) -> Iterator[Start]:
         if job.code() is None:
             job.go_on(3)
             job.stop()
-        value = ""
-        for number, step in enumerate(job.steps(), start=1):
-            value = link(value, number)
-            assert (step["step"], step["value"]) == (number, value)
-        assert json.loads((job.out / "final0.json").read_text())["sha256"] == value
+        assert_whole_chain(job)
 
 
 def ended_children(job: Job) -> int:

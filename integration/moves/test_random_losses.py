@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chain import link
+from chain_job import assert_kept_holes, start_with_holes
 from kernel_job import KERNEL_OBJECTS, KernelJob
 from lab_session import (
     BRISK,
-    CHAIN,
     GPT,
     JOBS,
     LONG,
@@ -216,22 +215,12 @@ def test_h_log_and_checkpoints_on_a_carried_path(
 @pytest.mark.timeout(600)
 def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
     """64 GB that take a few bytes. Its only host comes back each time, with the file as it was."""
-    make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
-    job = lab.start("unlucky-holes", ("sh", "-c", f"{make} && exec {' '.join(CHAIN)}"))
-    job.go_on(3)
+    job = start_with_holes(lab, "unlucky-holes")
     wait_protected(job)
     chance = random.Random(17)
     for _ in range(FEW):
         lose(job, chance)
-    job.go_on(AFTER)
-    capsule = lab.lab.directory / job.capsule(0).host / "state" / "capsules" / f"{job.name}.0"
-    seen = (capsule / "tmp" / "holes").stat()
-    assert (seen.st_size, seen.st_blocks < 64) == ((64 << 30) + 3, True)
-    job.stop()
-    value = ""
-    for number, step in enumerate(job.steps(), start=1):
-        value = link(value, number)
-        assert (step["step"], step["value"]) == (number, value)
+    assert_kept_holes(job)
 
 
 @pytest.mark.long

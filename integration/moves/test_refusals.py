@@ -11,7 +11,6 @@ the way of a move is held by small jobs of their own (jobs/chain.py).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chain import link
+from chain_job import assert_whole_chain
 from lab_session import CHAIN, LONG, SUPPORT, LabSession, NewLab, eventually
 from machine_needs import needs_fact
 from moving_job import Job
@@ -87,15 +86,7 @@ def chain(lab: LabSession) -> Iterator[Callable[..., Job]]:
     for job in started:
         job.go_on(3)
         job.stop()
-        whole_chain(job)
-
-
-def whole_chain(job: Job) -> None:
-    value = ""
-    for number, step in enumerate(job.steps(), start=1):
-        value = link(value, number)
-        assert (step["step"], step["value"]) == (number, value)
-    assert json.loads((job.out / "final0.json").read_text())["sha256"] == value
+        assert_whole_chain(job)
 
 
 # ---- names that mean nothing, and what makes no sense -------------------------------------------
