@@ -25,7 +25,7 @@ from reference_runs import References
 
 from liveshift.launcher import lab as labs
 from liveshift.runtime.messages import ProtectionRow
-from liveshift.runtime.model.interval import SMOOTHING
+from liveshift.runtime.model.interval import ROOM, SMOOTHING
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
@@ -119,16 +119,19 @@ def test_snapshots_come_at_the_interval_that_status_tells(
 
 
 def assert_interval_follows(rows: list[ProtectionRow]) -> None:
-    """Each interval is Young's, or longer: twice what a snapshot takes until it is complete."""
+    """Each interval is Young's, or longer: twice what a snapshot takes until it is complete. On a
+    slow machine it is longer."""
     cost = rows[0].pause_s
     for row in rows:
         cost += SMOOTHING * (row.pause_s - cost)
         best = young(cost, OFTEN_S)
         print(
-            f"{row.newest}: paused for {row.pause_s:.3f} s, every {row.every:.3f} s ({best:.3f} s)"
+            f"{row.newest}: paused for {row.pause_s:.3f} s, every {row.every:.3f} s ({best:.3f} s),"
+            f" complete after {row.takes_s:.3f} s"
         )
         assert (row.auto, row.mttf_s, row.mttf_from) == (True, OFTEN_S / HOSTS, "given")
-        assert row.every == pytest.approx(best, rel=0.001) or best < row.every < 2 * BUSY_S
+        assert row.takes_s > row.pause_s
+        assert row.every == pytest.approx(max(best, ROOM * row.takes_s), rel=0.001)
 
 
 def assert_came_in_time(snapshots: list[Taken]) -> None:

@@ -28,7 +28,7 @@ from liveshift.runtime.messages import (
 from .cases import SETTLED_S, Case, Effort, around
 from .machine import PATIENCE_S, training
 from .record import Moved, PhaseRow
-from .steps import AFTER_S, Gap, StepTail, gap, lost, slow_down
+from .steps import AFTER_S, Gap, StepTail, gap, lost, noise, slow_down
 
 QUIET_S = 0.5
 """So long a job is left alone before a move and after it, and for :func:`around` steps."""
@@ -101,6 +101,7 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
     rows, unaccounted = shares(row, seen)
     standing = sent(row, frozen=True)
     window = precopying(row, seen)
+    over = row.asked + row.seconds
     way = "; ".join(p.detail for p in row.phases if p.name == PRECOPY and p.detail)
     return Moved(
         way=way or "full dump",
@@ -117,7 +118,8 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
         time_to_full_speed_s=seen.full_speed_s,
         unaccounted_s=unaccounted,
         phases=rows,
-        lost_s=lost(times, row.asked, row.asked + row.seconds, begin),
+        lost_s=lost(times, row.asked, over, begin),
+        unsure_s=noise(times, row.asked, over, begin),
         empty_s=row.seconds,
         predicted_lost_s=predicted_lost(row),
         **costs(row),

@@ -32,8 +32,9 @@ class Moved(msgspec.Struct, frozen=True):
 
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
     was expected of the standstill when the job was about to be stopped. ``lost_s``: of training, by
-    the step log; ``measured_s``: the same as liveshift says, None where it does not and ``why_not``
-    says why; ``predicted_lost_s``: what was expected of it when the way was chosen.
+    the step log, which can be off by ``unsure_s`` on this machine; ``measured_s``: the same as
+    liveshift says, None where it does not and ``why_not`` says why; ``predicted_lost_s``: what was
+    expected of it when the way was chosen.
     ``cpu_source_s`` and ``cpu_destination_s``: of the agents and CRIU, per GB of memory;
     ``sent_share``: bytes sent per byte of memory.
     """
@@ -61,6 +62,7 @@ class Moved(msgspec.Struct, frozen=True):
     cpu_destination_s: float | None = None
     sent_share: float | None = None
     predicted_lost_s: float | None = None
+    unsure_s: float = 0.0
 
 
 class ByHand(msgspec.Struct, frozen=True):

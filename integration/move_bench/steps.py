@@ -158,20 +158,24 @@ def lost(times: Sequence[float], asked: float, over: float, begin: float = 0.0) 
     return max(0.0, last - first - made * median(before + after))
 
 
-def noise(times: Sequence[float], asked: float, over: float) -> float:
+def noise(times: Sequence[float], asked: float, over: float, begin: float = 0.0) -> float:
     """How far off :func:`lost` can be on this machine, in seconds: the most that it says, either
-    way, of as many steps in a row before the request, or after the window, when nothing moved."""
+    way, of as many steps in a row before the request, or after the window, when nothing moved.
+
+    Where the job made fewer steps than that, all of them count for so many.
+    """
     first = max(t for t in times if t <= asked)
     last = min((t for t in times if t >= over + AFTER_S), default=times[-1])
     made = sum(1 for t in times if first < t <= last)
-    before = [b - a for a, b in pairwise(times) if b <= asked][WARM:]
+    before = [b - a for a, b in pairwise(times) if begin <= a and b <= asked]
     after = [b - a for a, b in pairwise(times) if a >= last]
     usual = median(before + after)
-    stretches = [
-        sum(steps[n : n + made]) for steps in (before, after) for n in range(len(steps) - made + 1)
-    ]
-    assert stretches, f"the job made {len(before)} steps before the move, fewer than {made} in it"
-    return max(abs(took - made * usual) for took in stretches)
+    found = 0.0
+    for steps in (before, after):
+        row = min(made, len(steps))
+        for n in range(len(steps) - row + 1 if row else 0):
+            found = max(found, abs(sum(steps[n : n + row]) - row * usual) * made / row)
+    return found
 
 
 def progress(times: Sequence[float], since: float, until: float) -> float:

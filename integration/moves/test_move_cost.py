@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from lab_session import AS_EVER, LONG, LabSession, NewLab, eventually
-from move_bench.steps import AFTER_S, lost, noise
+from move_bench.steps import AFTER_S, WARM, lost, noise
 from moving_job import Job
 
 from liveshift.runtime.cost.prediction import stood
@@ -66,7 +66,7 @@ def by_its_log(job: Job, row: MigrationRow, rank: int = 0) -> tuple[float, float
     earlier = [move.asked + move.seconds + AFTER_S for move in job.moves if move.asked < row.asked]
     times = [step["time"] for step in job.steps(rank) if step["time"] > max(earlier, default=0.0)]
     window = (row.asked, row.asked + row.seconds)
-    return max(lost(times, *window), row.frozen_s), NOISE_S + noise(times, *window)
+    return max(lost(times, *window), row.frozen_s), NOISE_S + noise(times, *window, times[WARM])
 
 
 def test_a_moves_cost_is_what_the_step_log_shows(lab: LabSession, job: Job) -> None:

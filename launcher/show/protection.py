@@ -71,6 +71,8 @@ def _snapshot(row: ProtectionRow) -> str:
     parts = [f"{row.newest} is {render.clock(row.age)} old, {q.size(row.bytes)} on {holders}"]
     if row.pause_s:
         parts.append(f"the job was paused for {q.pause(row.pause_s)}")
+    if row.takes_s:
+        parts.append(f"one is complete after {q.seconds(row.takes_s)}")
     every = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
     if row.auto:
         rate = f"; a failure every {render.clock(row.mttf_s)}: {row.mttf_from}"

@@ -141,7 +141,9 @@ class ProtectionRow(msgspec.Struct, frozen=True):
 
     ``mttf_s``: seconds until one of the job's hosts fails, on average; 0 if the interval does not
     follow from it. ``mttf_from``: where that comes from, as text: given in the cluster file,
-    assumed, or learnt from what was seen.
+    assumed, or learnt from what was seen. ``takes_s``: seconds from the beginning of a snapshot
+    until it is complete, smoothed over those that were taken; 0 if it is not known. An interval
+    that the orchestrator chooses is at least twice that.
     """
 
     every: float = 0.0
@@ -166,6 +168,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     mttf_s: float = 0.0
     mttf_from: str = ""
     silent: str = ""
+    takes_s: float = 0.0
 
 
 class JobRow(msgspec.Struct, frozen=True):

@@ -86,6 +86,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
         sent=sent,
         would_wait=_would_wait(job, newest, near),
         silent=job.silent,
+        takes_s=job.snapshot_cost.takes_s if job.snapshot_cost else 0.0,
     )
 
 

@@ -120,14 +120,15 @@ NO_ROOM = "h2 cannot hold s1.0 (it fits if snapshots.memory is 2.00 GB there, or
         (
             msgspec.structs.replace(
                 GOOD,
+                takes_s=5.2,
                 mttf_s=28_800.0,
                 mttf_from="learnt from 2 losses in 512 host-hours",
             ),
             [],
             [
-                "gpt: s17 is 12 s old, 1.20 GB on h2; the job was paused for 0.31 s; a snapshot"
-                " every 2 min 30 s (auto; a failure every 8 h 00 min: learnt from 2 losses in 512"
-                " host-hours)",
+                "gpt: s17 is 12 s old, 1.20 GB on h2; the job was paused for 0.31 s; one is"
+                " complete after 5.20 s; a snapshot every 2 min 30 s (auto; a failure every 8 h"
+                " 00 min: learnt from 2 losses in 512 host-hours)",
             ],
         ),
         (

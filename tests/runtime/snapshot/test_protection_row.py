@@ -13,6 +13,7 @@ from snapshot_stage import CLUSTER, a_job
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import SNAPSHOTS_OFF, ProtectionRow
 from liveshift.runtime.model.failures import NOTHING_SEEN, FailuresSeen
+from liveshift.runtime.model.interval import expected_cost
 from liveshift.runtime.model.jobs import Job, LastRewind
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import HostView
@@ -64,6 +65,15 @@ def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
     job.rewind_s = 5.0
     seen = row(job, HOSTS)
     assert (seen.rewind_s, seen.rewind_measured, seen.failure_s) == (5.0, True, 17.0)
+
+
+def test_it_says_after_what_time_a_snapshot_is_complete() -> None:
+    job = protected()
+    assert row(job, HOSTS).takes_s == 0.0, "none was taken since the orchestrator began"
+    job.snapshot_cost = expected_cost(0).after(0.3, 5.2)
+    assert row(job, HOSTS).takes_s == 5.2
+    job.snapshot_cost = job.snapshot_cost.after(0.3, 6.2)
+    assert row(job, HOSTS).takes_s == pytest.approx(5.5)
 
 
 def test_it_says_where_the_last_rewind_led_also_without_a_snapshot() -> None:
