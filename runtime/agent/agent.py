@@ -335,6 +335,7 @@ class Agent:
         self._tasks.spawn(self._report_ended(resident))
 
     async def _report_ended(self, resident: RunningCapsule) -> None:
+        began = time.monotonic()
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
         removal = asyncio.create_task(self._unplug(resident))
@@ -353,6 +354,9 @@ class Agent:
             rebooted=dead and resident.rebooted,
         )
         while True:
+            if not resident.found_dead:
+                ago = first.ago if first else time.monotonic() - began
+                report = msgspec.structs.replace(report, ago_s=ago)
             with contextlib.suppress(LiveshiftError):
                 await self._request(report, self.cluster.timeouts.suspicion)
                 return

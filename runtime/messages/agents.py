@@ -437,7 +437,8 @@ class CapsuleEnded(Message, frozen=True):
     ``signal``: the signal that has ended a rank below the command, which then failed; 0 if none is
     known. ``collectives``: how many the rank had finished that ended first; 0 if not known.
     ``found_dead``: nothing was left of it when this agent started, and it had written no exit code.
-    ``rebooted``: that was because its host has been booted since.
+    ``rebooted``: that was because its host has been booted since. ``ago_s``: seconds since the
+    command ended, or since that rank did; 0 if that is not known.
     """
 
     capsule: str
@@ -447,6 +448,7 @@ class CapsuleEnded(Message, frozen=True):
     collectives: int = 0
     found_dead: bool = False
     rebooted: bool = False
+    ago_s: float = 0.0
 
 
 class Relay(Message, frozen=True):

@@ -276,7 +276,7 @@ class Rewinds:
             return  # something has changed meanwhile: look again
         if not self.protected(job) or self._going_on(job) or job.owners != owners:
             return
-        noticed, links = self._lookout.silence(job), self._lookout.links(job)
+        noticed, links = self._lookout.unnoticed(job), self._lookout.links(job)
         where = {c: place.host for c, place in plan.items()}
         hosts = {owners[capsule] for capsule in lost}
         # Several ranks may die of one fault. What a person orders is none.

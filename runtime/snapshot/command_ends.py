@@ -62,7 +62,7 @@ class CommandEnds:
         if wants or broken or killed_by(end) is not None:
             return self._died(job, capsule, end, job.newest.number, broken)
         if fault := self._lookout.fault_before(job):
-            self._lookout.ended(capsule, f"{words(end)}, and {fault}", end.code)
+            self._lookout.ended(capsule, f"{words(end)}, and {fault}", end)
             return True
         return self._waits(job, capsule)
 
@@ -89,5 +89,5 @@ class CommandEnds:
             self._note(job, "not rewound", why)
             return False
         why = f"{words(end)}, and {broken}" if broken else words(end)
-        self._lookout.ended(capsule, why, end.code, end.collectives)
+        self._lookout.ended(capsule, why, end, end.collectives)
         return True

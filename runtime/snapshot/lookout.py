@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..config.cluster import Cluster
 from ..control import reach
 from ..daemon.tasks import Tasks
-from ..messages import CapsuleState, DeviceError, Message
+from ..messages import CapsuleEnded, CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
 from .cut_links import CutLinks, CutVerdict
 from .left_hosts import LeftHosts
@@ -26,7 +26,8 @@ class Lack:
 
     ``code``: the exit code of its command, if it is not taken back. ``stays``: its host is fine.
     ``died``: None unless its end has caused the rewind. Then this is how many collectives it had
-    finished; 0 if not known.
+    finished; 0 if not known. ``since``: when its command has ended, or a rank of it before, in
+    monotonic seconds; None if not known.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class Lack:
     code: int = KILLED
     stays: bool = False
     died: int | None = None
+    since: float | None = None
 
 
 class Lookout:
@@ -93,9 +95,10 @@ class Lookout:
         """A host does not have a capsule that it was let run, under the present epoch."""
         self._lose(capsule, Lack(capsule.epoch, why))
 
-    def ended(self, capsule: Capsule, why: str, code: int, died: int | None = None) -> None:
+    def ended(self, capsule: Capsule, why: str, end: CapsuleEnded, died: int | None = None) -> None:
         """The command of a capsule has ended, under the present epoch; ``died``: see Lack."""
-        self._lose(capsule, Lack(capsule.epoch, why, code, True, died))
+        since = time.monotonic() - end.ago_s if end.ago_s else None
+        self._lose(capsule, Lack(capsule.epoch, why, end.code, True, died, since))
 
     def _lose(self, capsule: Capsule, lack: Lack) -> None:
         self._missing[capsule.name] = lack
@@ -198,11 +201,13 @@ class Lookout:
             reasons.append(why)
         return "; ".join(dict.fromkeys(reasons))
 
-    def silence(self, job: Job) -> float | None:
-        """Seconds since the first of a job's lost hosts was last heard, or for which its links are
-        cut; None if none is silent and no link is cut."""
+    def unnoticed(self, job: Job) -> float | None:
+        """Seconds that have passed since what calls for a rewind of the job: since the first of its
+        lost hosts was last heard, the first rank or command ended, or its links were cut. None if
+        no such time is known."""
         seen, now = self._seen(), time.monotonic()
         since = [now - seen[host].heard for host in self.silent(job)]
+        since += [now - m.since for m in self.lacking(job).values() if m.since is not None]
         since += [links.seconds] if (links := self.links(job)).leaves else []
         return max(since, default=None)
 

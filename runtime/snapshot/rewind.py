@@ -53,7 +53,8 @@ class _Stopped(Exception):
 
 class Rewind:
     """``before``: the hosts that had a capsule of the job when the rewind was written. ``noticed``:
-    seconds from the last sign of the lost host to that write, None if not known. ``error`` says why
+    seconds from the last sign of the lost host, or the end of the lost rank, to that write; None if
+    not known. ``error`` says why
     after RewindEnd.LOST."""
 
     def __init__(
@@ -174,7 +175,8 @@ class Rewind:
 
     async def _end(self) -> None:
         self._context.end_rewind(self.row)
-        if "until noticed" in self._laps and not self._recovered:  # else some parts are not known
+        # After the loss of a host, if all parts are known: one of a rank is noticed at once.
+        if self.row.lost and "until noticed" in self._laps and not self._recovered:
             self._job.rewind_s = sum(self._laps.values())
         kind = "resumed" if self.row.kind is RewindKind.RESUMPTION else "rewound"
         self._context.note(self._job, kind, self._summary())

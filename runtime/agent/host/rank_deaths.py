@@ -19,7 +19,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ....criu_glue.capsule.sandboxes import started
 from ....criu_glue.capsule.tree import inner_pid
@@ -35,10 +35,17 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended: ``signal`` (0 for none), and how many collectives it had finished."""
+    """How a rank ended: ``signal`` (0 for none), and how many collectives it had finished. ``at``:
+    when that was seen, in seconds since boot."""
 
     signal: int
     collectives: int
+    at: float = field(default=0.0, compare=False)
+
+    @property
+    def ago(self) -> float:
+        """Seconds since then."""
+        return _now() - self.at
 
 
 class RankDeaths:
@@ -50,7 +57,6 @@ class RankDeaths:
 
     def __init__(self, command: int, command_ended: Callable[[], bool]) -> None:
         self.first: RankEnd | None = None
-        self._first_at = 0.0  # seconds since boot
         self._command = command
         self._command_ended = command_ended
         self._known: dict[int, int] = {}  # the host's pid → the capsule's pid
@@ -89,11 +95,11 @@ class RankDeaths:
         """Follow the ranks that :meth:`find` has found, in this thread's event loop. Called with
         each heartbeat while the command runs."""
         loop = asyncio.get_running_loop()
-        if _now() - self._first_at > OUTLIVED_S and not self._command_ended():
+        if self.first and self.first.ago > OUTLIVED_S and not self._command_ended():
             self.first = None
         while self._new:
             pid, pidfd, page, began = self._new.pop()
-            if began > self._first_at:
+            if self.first and began > self.first.at:
                 self.first = None
             loop.add_reader(pidfd, self._gone, pid, pidfd, page)
 
@@ -109,7 +115,7 @@ class RankDeaths:
             collectives = 0
             with contextlib.suppress(PageError):
                 collectives = page.page().finished
-            self.first, self._first_at = RankEnd(number, collectives), _now()
+            self.first = RankEnd(number, collectives, _now())
         finally:
             os.close(pidfd)
             page.close()

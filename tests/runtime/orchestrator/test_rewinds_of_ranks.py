@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from functools import partial
@@ -106,6 +107,22 @@ def test_what_died_with_its_host_is_no_fault_of_the_job(scene: RewindsScene) -> 
     assert all("came back without a/1" in text for text in scene.history("rewinding"))
     assert scene.died() == [{}] * 7
     assert all(owner[2] for owner in scene.owners().values())
+
+
+def test_the_history_says_after_what_time_a_killed_rank_was_noticed(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
+            end = scene.end("a/1", KILLED, signal.SIGKILL, 7)
+            assert scene.report(msgspec.structs.replace(end, ago_s=100.0))
+            await scene.until(partial(_rewound, scene, 1))
+
+    asyncio.run(play())
+    (text,) = scene.history("rewound")
+    found = re.search(r"([0-9.]+) s until noticed", text)
+    assert found is not None, text
+    assert 100.0 <= float(found[1]) < 110.0
+    assert scene.job.rewind_s == 0.0, "it says nothing of a host's silence"
 
 
 @pytest.mark.parametrize("silent", [True, False])

@@ -11,7 +11,7 @@ from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
 from liveshift.runtime.control import reach
-from liveshift.runtime.messages import CapsuleState, DeviceError, Message
+from liveshift.runtime.messages import CapsuleEnded, CapsuleState, DeviceError, Message
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot import lookout
 from liveshift.runtime.snapshot.left_hosts import LeftHosts
@@ -91,6 +91,22 @@ def test_a_pause_that_all_hosts_have_left_does_not_make_the_wait_longer(
         scene.opened = scene.now if said else 0.0
         assert await scene.pass_(1.2 * SUSPICION) == (["h2"] if said else [])
         assert await scene.pass_((PAUSED - 1) * SUSPICION) == ["h2"]
+
+    asyncio.run(play())
+
+
+def test_it_knows_since_when_a_host_is_silent_or_a_command_has_ended(scene: Scene) -> None:
+    look, (first, _) = scene.lookout, scene.job.capsules.values()
+
+    async def play() -> None:
+        assert look.unnoticed(scene.job) is None
+        look.ended(first, "why", CapsuleEnded(first.name, first.epoch, 137))
+        assert look.unnoticed(scene.job) is None, "its agent was just started"
+        look.ended(first, "why", CapsuleEnded(first.name, first.epoch, 137, ago_s=0.25))
+        scene.now += 0.5
+        assert look.unnoticed(scene.job) == pytest.approx(0.75)
+        assert await scene.pass_(1.2 * SUSPICION) == ["h2"]
+        assert look.unnoticed(scene.job) == pytest.approx(0.75 + 1.2 * SUSPICION, rel=0.1)
 
     asyncio.run(play())
 

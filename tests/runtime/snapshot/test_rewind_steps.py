@@ -96,6 +96,16 @@ def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None
         assert part in text
 
 
+def test_what_a_rewind_took_after_the_end_of_a_rank_says_nothing_of_a_lost_host() -> None:
+    """A host's silence takes ``timeouts.suspicion`` more."""
+    scene = RewindScene()
+    scene.row = dataclasses.replace(scene.row, lost=[])
+    play(scene)
+    (text,) = [text for kind, text in scene.notes if kind == "rewound"]
+    assert "1.25 s until noticed" in text
+    assert scene.job.rewind_s == 0.0
+
+
 def test_what_may_fail_on_a_host_is_noted_once() -> None:
     """For example: the image is of a host with another kernel."""
     scene = RewindScene()

@@ -66,7 +66,7 @@ class RewindScene:
         holders = {name: ["h2"] for name in HOSTS}
         self.generation = Generation(17, "gpt", "step 9", 100.0, 0, owners, holders)
         new = {name: (host, 3) for name, host in HOSTS.items()}
-        self.row = RewindRow(4, "gpt", 17, 1, new, ["h0", "h1"], "h1 is silent", 112.5)
+        self.row = RewindRow(4, "gpt", 17, 1, new, ["h0", "h1"], "h1 is silent", 112.5, lost=["h1"])
         self.up = {"h0", "h2", "h3"}
         self.own_copies: set[str] = set()  # hosts that have kept a copy of their own capsule
         self.again = ""

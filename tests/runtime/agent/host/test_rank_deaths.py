@@ -107,6 +107,7 @@ def test_a_killed_rank_is_known_with_its_count(scene: Scene) -> None:
 
     play(story)
     assert scene.deaths.first == RankEnd(signal.SIGKILL, 41)
+    assert 0 < scene.deaths.first.ago < 60
 
 
 def test_the_first_bad_end_counts(scene: Scene) -> None:
