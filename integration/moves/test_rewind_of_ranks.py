@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,9 @@ def kill(job: Job, index: int, times: int) -> None:
     rewound = eventually(lambda: events(job, "rewound")[times - 1 :], "the rewind")
     why = [event.text for event in events(job, "rewinding") if "goes back" in event.text]
     assert "was ended by SIGKILL" in why[-1]
+    noticed = re.search(r"([0-9.]+) s until noticed", rewound[-1].text)
+    assert noticed is not None, rewound[-1].text
+    assert 0 < float(noticed[1]) < rewound[-1].time - began
     assert [job.seen(each).host for each in range(2)] == hosts, "all are back where they were"
     wait_steps(job, rewound[-1].time, max(last + AFTER, 40))
     first = min(steps_since(job, index, rewound[-1].time)[0]["time"], time.time())
