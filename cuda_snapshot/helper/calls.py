@@ -32,6 +32,10 @@ class HelperRequest(
 
 
 class HelperReply(msgspec.Struct, frozen=True):
+    """The helper answers one request with a HelperReply, in which exactly one field is set. ``ok``:
+    the answer in msgpack, of the type that the request's docstring names. ``error``: why the
+    request failed, as (kind, message, hint); HelperConnection.ask raises it as a LiveshiftError."""
+
     ok: Raw | UnsetType = UNSET
     error: tuple[str, str, str | None] | UnsetType = UNSET
 
@@ -235,6 +239,10 @@ Request = HelloHelper | ServiceRequest
 
 
 class Welcome(msgspec.Struct, frozen=True):
+    """The helper answers HelloHelper with a Welcome. ``protocol``: the PROTOCOL that the helper
+    speaks; the client raises Unreachable if it speaks another one. ``pid``: the process id of the
+    helper, which that error names."""
+
     protocol: int
     pid: int
 

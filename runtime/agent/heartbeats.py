@@ -35,6 +35,10 @@ LINK_S = 5.0
 
 
 class Heartbeats:
+    """The agent has one instance, and sends what ``make`` returns as the heartbeat of ``host``. A
+    thread of the instance reads the facts that take time. ``make`` leaves out a capsule whose state
+    cannot be read."""
+
     def __init__(
         self,
         cluster: Cluster,

@@ -27,6 +27,10 @@ class CommandRow(NamedTuple):
 
 
 class CommandTable:
+    """The journal has one instance. It keeps a row for each command of ``snapshots.on_rewind``,
+    from the end of its rewind until the command's end is known. Every method raises JournalError;
+    then nothing has changed."""
+
     def __init__(self, file: JournalFile) -> None:
         self._file = file
 

@@ -14,6 +14,10 @@ CREATE TABLE IF NOT EXISTS failures (
 
 
 class FailuresTable:
+    """The journal has one instance. It keeps the FailuresSeen of the cluster: the losses of hosts
+    or ranks, and the hours of the hosts that ran protected jobs. Both methods raise JournalError;
+    then nothing has changed."""
+
     def __init__(self, file: JournalFile) -> None:
         self._file = file
 

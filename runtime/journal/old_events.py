@@ -25,6 +25,9 @@ LAST_MOVES = 1000
 
 
 class OldEvents:
+    """The journal has one instance, which removes old events in small steps. It remembers the event
+    at which the last step ended, so the caller calls ``remove`` until that returns False."""
+
     def __init__(self, file: JournalFile) -> None:
         self._file = file
         self._looked = 0  # the highest number looked at in this round

@@ -42,6 +42,10 @@ ending (earlier copies end, nothing is restored yet), restoring, done, or replac
 
 
 class RewindKind(enum.Enum):
+    """Each RewindRow is of one of these kinds. A REWIND takes all capsules of a job back to a
+    snapshot. A SUSPENSION ends all copies of the job and restores nothing. A RESUMPTION restores a
+    suspended job from its snapshot."""
+
     REWIND = "rewind"
     SUSPENSION = "suspension"
     RESUMPTION = "resumption"

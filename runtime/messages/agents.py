@@ -371,6 +371,10 @@ class Register(Message, frozen=True):
 
 
 class Books(Answer, frozen=True):
+    """The orchestrator answers Register with it. ``books``: the address book of each job that has
+    not ended. The agent enters these books, and removes what it has of jobs that are not named and
+    do not run there."""
+
     books: list[Book]
 
 

@@ -44,6 +44,9 @@ class RunJob(Message, frozen=True):
 
 
 class Named(Answer, frozen=True):
+    """The orchestrator answers RunJob and Migrate with it. ``name``: that of the job which has
+    started, or of the migration which has begun, such as m7."""
+
     name: str
 
 
@@ -181,6 +184,10 @@ class GetMigration(Message, frozen=True):
 
 
 class MigrationDetails(Answer, frozen=True):
+    """The orchestrator answers GetMigration with it. ``row``: the record of the migration as it is
+    now, or as it ended. The request raises NotFound if there is no such migration, and NotPermitted
+    if the caller may not see it."""
+
     row: MigrationRow
 
 
@@ -376,6 +383,10 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Answer, frozen=True):
+    """The orchestrator answers GetEvents with it. ``events``: those with a number above
+    ``GetEvents.after`` that the caller may see, oldest first. If there are too many for one answer,
+    it has only the newest."""
+
     events: list[Event]
 
 
@@ -409,4 +420,8 @@ class Here(Message, frozen=True):
 
 
 class There(Answer, frozen=True):
+    """The peer answers Here with it. ``boot_id``: a random number that names the present run of the
+    program that answers. If it is another one than before, the open requests to that program are
+    lost."""
+
     boot_id: int

@@ -291,6 +291,11 @@ class UnknownRow(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
+    """An event is one line of the cluster's history. Each has a higher ``number`` than those before
+    it. ``subject``: a job, a capsule or a host; empty for the whole cluster. ``kind``: what
+    happened, such as moved. ``by``: the person who asked for it; empty if no person did.
+    ``migration``: the record of the migration to which it belongs; None if it belongs to none."""
+
     number: int
     time: float
     subject: str

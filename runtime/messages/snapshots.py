@@ -279,6 +279,9 @@ class ReadManifest(Message, frozen=True):
 
 
 class SavedManifest(Answer, frozen=True):
+    """A host answers ReadManifest with it. ``data``: the signed manifest, as WriteManifest has
+    written it. The orchestrator checks the signature; the host does not."""
+
     data: bytes
 
 

@@ -36,6 +36,10 @@ PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
 
 class BeforePause(Migration):
+    """HostMigration builds on this class, which has the steps up to the pause of the job.
+    ``until``: the time by which the capsule must have left its host, in monotonic seconds; None if
+    there is no deadline. The steps raise LiveshiftError; HostMigration then rolls back."""
+
     def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
         super().__init__(context, number, order)
         self.until = order.until  # monotonic time by which the capsule must be gone

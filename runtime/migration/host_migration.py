@@ -45,6 +45,10 @@ ATTEMPTS = 2
 
 
 class HostMigration(BeforePause):
+    """A HostMigration moves one capsule from the host ``source`` to the host ``destination``.
+    ``tried``: the hosts that could not restore the image. ``released``: whether the source was
+    allowed to run the capsule again; after that the destination cannot get it."""
+
     kind = "move"
     allowed = ALLOWED
     cancellable = BEFORE_COMMIT

@@ -36,6 +36,10 @@ SAVE_AGAIN_S = 1.0
 
 
 class MigrationRecords:
+    """The orchestrator has one instance, which writes the records of all migrations into
+    ``journal``. While the journal cannot be written, ``record`` and ``record_cost`` raise nothing:
+    the instance tries again every SAVE_AGAIN_S seconds."""
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._timers: dict[int, asyncio.TimerHandle] = {}  # by number: when the row is saved

@@ -53,6 +53,9 @@ class Side(enum.Enum):
 
 
 class Ruling(enum.Enum):
+    """The orchestrator answers each claim with one of these. The agent then does that with the copy
+    that the claim names. The value is the text in messages.Ruled."""
+
     WAIT = "wait"  # keep the copy as it is and ask again
     RUN = "run"  # you own it under the owner's epoch: let it run
     END = "end"  # it runs elsewhere, or will never run here: remove it

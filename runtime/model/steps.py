@@ -21,6 +21,9 @@ import enum
 
 
 class MigrationStep(enum.Enum):
+    """A migration is in exactly one of these steps. The value is the text in MigrationRow.state and
+    in the journal. A migration whose step is in ENDS is over."""
+
     PREPARING = "preparing"  # survey, preflight, an empty sandbox; the job trains
     PRECOPYING = "pre-copying"  # memory and files go to the destination; the job trains
     QUIESCING = "quiescing"  # all ranks come to a boundary, and wait there

@@ -20,6 +20,10 @@ hosts at a time, and 4 books at a time."""
 
 
 class AddressBook:
+    """The orchestrator has one instance, which sends the address books of all jobs. If a host does
+    not get a book, the instance sets HostState.books_current of that host to False. The host then
+    registers again, and gets all books."""
+
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

@@ -16,6 +16,10 @@ LIVENESS_CHECK_S = 0.5
 
 
 class Agents:
+    """The orchestrator has one instance, through which most of its parts send requests to agents.
+    The ``switchboard`` alone could wait for the whole timeout, also for a host that ``fleet`` no
+    longer counts as up."""
+
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

@@ -52,6 +52,10 @@ CHANGING = (
 
 
 class ApiServer:
+    """The orchestrator has one instance, which answers the requests of all people. It has a
+    ``handle`` method for each way to reach it: the local socket, an agent, an operator's key. Each
+    method raises NotPermitted if the caller may not make the request."""
+
     def __init__(
         self,
         fleet: Fleet,

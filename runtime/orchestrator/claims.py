@@ -24,6 +24,10 @@ log = logging.getLogger("liveshift.claims")
 
 
 class ClaimJudge:
+    """The orchestrator has one instance, which rules on the claims of all agents. ``fleet`` says
+    who owns a capsule; ``records`` has the last step of a migration that ``fleet`` no longer
+    has."""
+
     def __init__(self, fleet: Fleet, records: MigrationRecords) -> None:
         self._fleet = fleet
         self._records = records

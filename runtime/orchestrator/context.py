@@ -23,6 +23,9 @@ from .planning import MigrationPlanner
 
 
 class OrchestratorContext:
+    """The orchestrator has one instance, which all migrations and snapshots use. MigrationContext
+    and SnapshotContext say what each method does and raises."""
+
     def __init__(
         self,
         fleet: Fleet,

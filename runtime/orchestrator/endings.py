@@ -21,6 +21,10 @@ from .stopping import Stopping
 
 
 class Endings:
+    """The orchestrator has one instance, which records the ends of commands and of jobs, and
+    forgets jobs. ``capsule_ended`` raises JournalError if it cannot record the end; then nothing
+    has changed."""
+
     def __init__(self, fleet: Fleet, switchboard: Switchboard, stopping: Stopping) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

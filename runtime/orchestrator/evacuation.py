@@ -68,6 +68,10 @@ class _Attempts:
 
 
 class Evacuation:
+    """The orchestrator has one instance, which begins the moves off all tainted hosts. Its task
+    ``run`` looks at these hosts every TICK_S seconds, and at once after ``wake``. The history of a
+    capsule says why it could not move."""
+
     def __init__(
         self, fleet: Fleet, planner: MigrationPlanner, migrations: MigrationService
     ) -> None:

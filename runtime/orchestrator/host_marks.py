@@ -21,6 +21,10 @@ from .rights import Rights
 
 
 class HostMarks:
+    """The ApiServer has one instance. Each public method answers one kind of request, for the
+    caller ``who``. It raises NotFound for an unknown host, NotPermitted if ``who`` may not do that,
+    Refused for an unknown severity, and JournalError if the journal cannot be written."""
+
     def __init__(self, fleet: Fleet, rights: Rights, evacuation: Evacuation) -> None:
         self._fleet = fleet
         self._rights = rights

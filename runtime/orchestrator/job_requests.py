@@ -46,6 +46,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @dataclass
 class JobRequests:
+    """The ApiServer has one instance. Each public method answers one kind of request, for the
+    caller ``who``. It raises NotFound for an unknown job, NotPermitted if ``who`` may not do that,
+    Refused if the state of the job or of the cluster does not allow it, and what an agent
+    raised."""
+
     _fleet: Fleet
     _rights: Rights
     _agents: Agents

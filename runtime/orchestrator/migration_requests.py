@@ -27,6 +27,10 @@ from .rights import Rights
 
 @dataclass
 class MigrationRequests:
+    """The ApiServer has one instance. Each public method answers one kind of request, for the
+    caller ``who``. It raises NotFound for an unknown capsule or migration, NotPermitted if ``who``
+    may not do that, and Refused or WrongUsage if the request cannot be met."""
+
     _fleet: Fleet
     _rights: Rights
     _agents: Agents

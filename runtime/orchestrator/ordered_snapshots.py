@@ -56,6 +56,10 @@ class _Order:
 
 
 class OrderedSnapshots:
+    """The orchestrator has one instance. It keeps the orders for snapshots in memory, at most one
+    for each job. Its task ``run`` looks every TICK_S seconds for orders that can begin. The history
+    of the job says how an order ended."""
+
     def __init__(self, fleet: Fleet, snapshots: JobSnapshots, images: DirectoryImages) -> None:
         self._fleet = fleet
         self._snapshots = snapshots

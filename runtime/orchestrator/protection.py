@@ -69,6 +69,10 @@ class _State:
 
 
 class Protection:
+    """The orchestrator has one instance, which takes the snapshots that are due of running jobs.
+    Its task ``run`` looks at the jobs every TICK_S seconds. If a job gets none, Job.unprotected
+    says why."""
+
     def __init__(self, fleet: Fleet, context: SnapshotContext, snapshots: JobSnapshots) -> None:
         self._fleet = fleet
         self._context = context

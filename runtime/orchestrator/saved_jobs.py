@@ -29,6 +29,10 @@ from .fleet import Fleet
 
 
 class SavedJobs:
+    """The orchestrator has one instance, which saves the images of suspended jobs, loads them
+    again, and adopts jobs that only a directory has. Only one piece of work uses the images of a
+    job at a time; ``busy`` says which."""
+
     def __init__(self, fleet: Fleet, images: DirectoryImages, endings: Endings) -> None:
         self._fleet = fleet
         self._images = images

@@ -70,6 +70,10 @@ class _OnTheMove(LiveshiftError):
 
 
 class Stopping:
+    """The orchestrator has one instance, which sends signals to jobs and ends jobs. If a job must
+    end, ``signal`` and ``end_rest`` return before it has ended. A task of the instance then goes on
+    until the job has ended, also while one of its hosts is away."""
+
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

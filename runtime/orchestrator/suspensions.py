@@ -49,6 +49,10 @@ class _Over(LiveshiftError):
 
 
 class Suspensions:
+    """The orchestrator has one instance, which suspends and resumes jobs. Its task ``run`` ends the
+    copies of each job that the journal calls suspended, and then says so in the job's history. It
+    also ends the suspended jobs that a person stops."""
+
     def __init__(
         self,
         fleet: Fleet,

@@ -12,6 +12,10 @@ import enum
 
 
 class IncomingPhase(enum.Enum):
+    """An IncomingMigration is in exactly one of these phases. The agent keeps the phase in memory
+    only; after a restart, IncomingMigration.recover finds it out from the image and the notes that
+    are left."""
+
     RECEIVING = "receiving"  # an empty sandbox exists, and the image comes
     COMPLETE = "complete"  # the whole image is here
     RESTORING = "restoring"  # CRIU restores the tree; then the agent asks whether it may run

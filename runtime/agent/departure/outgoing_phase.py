@@ -14,6 +14,10 @@ import enum
 
 
 class OutgoingPhase(enum.Enum):
+    """An OutgoingMigration is in exactly one of these phases. The agent keeps the phase in memory
+    only; after a restart, OutgoingMigration.recover finds it out from the files of
+    outgoing_note.py."""
+
     PREPARING = "preparing"  # nothing was sent yet; the job trains
     PRECOPYING = "pre-copying"  # files and memory go ahead; the job trains until the freeze
     FREEZING = "freezing"  # device state saved, network locked, CRIU dumps into the wire

@@ -41,6 +41,10 @@ Tree = Callable[[int], DeviceTree]
 
 
 class Stage(StrEnum):
+    """A SwapNote has one of these stages; the last three end the swap. SWAPPED: all processes run
+    on the new GPUs. STAYS: no further process swaps; those in ``SwapNote.done`` keep the new GPU.
+    LOST: the device state of a process is lost, so the agent ends the capsule."""
+
     SAVING = "saving"  # the state of one process is leaving the old GPU
     BRINGING = "bringing"  # the state of one process is going onto the new GPU
     RETURNING = "returning"  # the state of one process is going back onto the old GPU
