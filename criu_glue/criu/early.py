@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...errors import LiveshiftError
 from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
-from ..memory import prefill as prefill_room
+from ..memory import prefill as prefill_package
 from ..memory.prefill.mapped import PrefillLost
 from ..memory.prefill.prefill import ANSWER_S, BLOCK, LEAST, SPARE, NoHugePage, Prefill, memory_left
 from ..memory.store.store import MemoryStore
@@ -243,7 +243,7 @@ class EarlyCriu:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         prefill = Prefill(self._store, ours)
         pages = self._store.pages_file()
-        library = Path(str(files(prefill_room) / "prefill_shim.so"))
+        library = Path(str(files(prefill_package) / "prefill_shim.so"))
         try:
             for fd in (STDOUT_FD, STDERR_FD):
                 self._ends[fd] = os.open(f"/proc/{self._sandbox.init}/fd/{fd}", os.O_WRONLY)

@@ -166,10 +166,10 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     ):
         found.problems[stale] = None
     found.problems |= dict.fromkeys(unix_sockets.outside(sandbox, [*seen.items()]))
-    for trouble in file_locks.lasting(
+    for problem in file_locks.lasting(
         found.passing, lambda: _look_again(sandbox, placement, maps=False).passing
     ):
-        found.problems[trouble] = None
+        found.problems[problem] = None
     for look in (*_ALSO_PASSING, traced.find_in_threads):
         found.problems |= dict.fromkeys(
             file_locks.lasting(look(sandbox), functools.partial(look, sandbox))

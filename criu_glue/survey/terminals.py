@@ -22,10 +22,10 @@ AT_ONCE = 32
 HIGHEST = 1000
 """CRIU dumps no terminal with a higher number."""
 
-Trouble = tuple[str, str]
+Problem = tuple[str, str]
 
 
-def of_task(pid: int, who: str) -> Iterator[Trouble]:
+def of_task(pid: int, who: str) -> Iterator[Problem]:
     """(what prevents a move, what to do) for the terminals of one task."""
     if any(target == "/dev/tty" for _, target in descriptors(pid)):
         yield (
@@ -34,7 +34,7 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
         )
 
 
-def of_sandbox(root: Path) -> Iterator[Trouble]:
+def of_sandbox(root: Path) -> Iterator[Problem]:
     """(what prevents a move, what to do) for all terminals of a sandbox."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
     if there and there[-1] > HIGHEST:

@@ -92,10 +92,10 @@ def _case(
         return result
     out = place / case.name
     if case.way == UNTOUCHED:
-        with _trouble_noted(result, "steady"):
+        with _failure_noted(result, "steady"):
             references[case.job] = _steady(result, effort, out, said)
             result.identical = True
-        with _trouble_noted(result, "schedule"):
+        with _failure_noted(result, "schedule"):
             if effort.steps:
                 _under_failures(result, effort, out, said)
         return result
@@ -105,27 +105,27 @@ def _case(
         result.difference = result.difference or history.differs(references[case.job], last)
         result.identical = not result.difference
 
-    with _trouble_noted(result, "kills"):
+    with _failure_noted(result, "kills"):
         compare(_kills(result, effort, out, said), last_step(effort))
-    with _trouble_noted(result, "steady"):
+    with _failure_noted(result, "steady"):
         if effort.steady:
             _steady(result, effort, out, said)
-    with _trouble_noted(result, "false alarms"):
+    with _failure_noted(result, "false alarms"):
         if effort.alarms and case.way == "rewind":
             compare(_false_alarms(result, effort, out, said), ALARMED_STEPS)
-    with _trouble_noted(result, "schedule"):
+    with _failure_noted(result, "schedule"):
         if effort.steps:
             compare(_under_failures(result, effort, out, said), effort.steps)
     return result
 
 
 @contextmanager
-def _trouble_noted(result: Result, what: str) -> Iterator[None]:
+def _failure_noted(result: Result, what: str) -> Iterator[None]:
     """A failure costs one figure, not the run; the page and the exit code tell of it."""
     try:
         yield
-    except (AssertionError, LiveshiftError) as trouble:
-        result.failed[what] = str(trouble)[:4000]
+    except (AssertionError, LiveshiftError) as failure:
+        result.failed[what] = str(failure)[:4000]
 
 
 def _kills(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
@@ -228,8 +228,8 @@ def _job(
             if isinstance(job, Elastic) and case.way != UNTOUCHED:
                 job.stand_by()
             yield job
-        except AssertionError as trouble:
-            raise AssertionError(f"{trouble}\n{job.said()}") from trouble
+        except AssertionError as failure:
+            raise AssertionError(f"{failure}\n{job.said()}") from failure
 
 
 def _begun(

@@ -84,12 +84,12 @@ class Rank:
     def run(self, targets: dict[int, int]) -> set[int]:
         """To its targets; returns clocks of which it had to pass beyond one."""
         numbers = self.numbers
-        owed = sum(max(0, targets[clock] - number) for clock, number in numbers.items())
-        while owed:
+        pending = sum(max(0, targets[clock] - number) for clock, number in numbers.items())
+        while pending:
             clock = self.step[self.next]
             self.next = (self.next + 1) % len(self.step)
             numbers[clock] += 1
-            owed -= numbers[clock] <= targets[clock]
+            pending -= numbers[clock] <= targets[clock]
         return {clock for clock, number in numbers.items() if number > targets[clock]}
 
 

@@ -32,17 +32,17 @@ def exactly(peer: socket.socket, size: int) -> bytes:
 server = socket.create_server((address, port))
 print("listening", flush=True)
 peer, who = server.accept()
-blocks, trouble = 0, "none"
+blocks, problem = 0, "none"
 try:
     while True:
         number, length = HEAD.unpack(exactly(peer, HEAD.size))
         if number != blocks:
-            trouble = f"block {number} came when {blocks} was due"
+            problem = f"block {number} came when {blocks} was due"
             break
         blocks += 1
         peer.sendall(HEAD.pack(number, 32) + hashlib.sha256(exactly(peer, length)).digest())
 except EOFError:
     pass
 except OSError as error:
-    trouble = str(error)
-report.write_text(json.dumps({"blocks": blocks, "trouble": trouble, "peer": who[0]}))
+    problem = str(error)
+report.write_text(json.dumps({"blocks": blocks, "problem": problem, "peer": who[0]}))

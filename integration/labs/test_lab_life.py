@@ -53,7 +53,7 @@ class TestDown:
         lab = without_daemons(name)
         netns = lab.hosts["h0"].netns
         visitor = subprocess.Popen(["ip", "netns", "exec", netns, "sleep", "600"])
-        # A room within the room, as a capsule is: all namespaces of its own, its network named.
+        # A sandbox in the sandbox, as a capsule is: all namespaces of its own, its network named.
         output(lab, "h0", "ip", "netns", "add", "inner")
         inside = "exec ip netns exec inner unshare --pid --mount --fork sleep 601"
         output(lab, "h0", "sh", "-c", f"setsid sh -c '{inside}' >/dev/null 2>&1 &")
@@ -102,7 +102,7 @@ from liveshift.launcher.lab import up
 up(sys.argv[1], 3)
 """
 
-    # 1, 2: the switch; then six for each of four hosts: 3 wire it, the room, what is in it, daemon
+    # 1, 2: the switch; then six for each of four hosts: 3 wire it, sandbox, what is in it, daemon
     MORE = tuple(pytest.param(child, marks=pytest.mark.long) for child in (3, 7, 12, 26))
 
     @pytest.mark.parametrize("child", [1, 6, 8, 18, *MORE])

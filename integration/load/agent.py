@@ -58,7 +58,7 @@ class Pace:
 
     @property
     def frozen(self) -> float:
-        """How long a job stands still at least."""
+        """How long a job is frozen at least."""
         return self.freeze + self.restore
 
     @property

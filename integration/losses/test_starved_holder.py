@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of a holder stands still just as a snapshot freezes the job. The job does not wait for
+"""The agent of a holder is stopped just as a snapshot freezes the job. The job does not wait for
 it: the snapshot fails, and the job trains on, protected by the one before."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(240)]
 
 LONGEST_S = 5.0
 """A second of silence, the freeze itself, and what two busy cores add. Twice the suspicion, after
-which an image that stands still is given up in a move, is 10 s."""
+which an image that makes no progress is given up in a move, is 10 s."""
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ class Moved(msgspec.Struct, frozen=True):
     """One move by liveshift, from the job's step log and the migration's record.
 
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
-    was expected of the standstill when the job was about to be stopped. ``lost_s``: of training, by
+    was expected of the pause when the job was about to be stopped. ``lost_s``: of training, by
     the step log, which can be off by ``unsure_s`` on this machine; ``measured_s``: the same as
     liveshift says, None where it does not and ``why_not`` says why; ``predicted_lost_s``: what was
     expected of it when the way was chosen.

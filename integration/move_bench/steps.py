@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's step log tells of a standstill.
+"""What a job's step log tells of a downtime.
 
 The log has a line per step with the time at its end. A job on this machine keeps the machine's
 clock wherever it is moved, so that times are the same as ours.

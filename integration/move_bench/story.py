@@ -114,12 +114,12 @@ class CaseLab:
         return self._session
 
     @contextmanager
-    def trouble_noted(self, result: Result, what: str) -> Iterator[None]:
+    def failure_noted(self, result: Result, what: str) -> Iterator[None]:
         """A failure costs one figure, not the run; the page and the exit code tell of it."""
         try:
             yield
-        except (AssertionError, LiveshiftError) as trouble:
-            result.failed[what] = str(trouble)[:2000]
+        except (AssertionError, LiveshiftError) as failure:
+            result.failed[what] = str(failure)[:2000]
             if self._session is not None:
                 said = self._session.last_words()
                 (self._kept / f"{result.case.name}-{what.replace(' ', '-')}.failed").write_text(
@@ -171,13 +171,13 @@ def _case(
     if alike is not None and alike.limit is not None:
         result.limit, result.by_hand = alike.limit, alike.by_hand
         return _ours(lab, result, session, effort, kept, said)
-    with lab.trouble_noted(result, "limit"):
+    with lab.failure_noted(result, "limit"):
         said("bare copy, and CRIU on idle processes")
         rate = limit.rate(session().lab)
         times = min(effort.moves, IDLE_TIMES)
         fixed = limit.fixed(lab.session().lab, place / "idle", effort.threads, times)
         result.limit = Limits(rate, fixed, cpu_s=limit.cpu())
-    with lab.trouble_noted(result, "by hand"):
+    with lab.failure_noted(result, "by hand"):
         if effort.hands and not _lacks(result, "by hand"):
             log, out = kept / f"{case.name}-by-hand.jsonl", place / "by-hand"
             result.by_hand = by_hand.measure(session().lab, case, effort, out, log, said)
@@ -193,7 +193,7 @@ def _ours(
     said: Tell,
 ) -> Result:
     case = result.case
-    with lab.trouble_noted(result, "ours"):
+    with lab.failure_noted(result, "ours"):
         if not _lacks(result, "ours"):
             log = kept / f"{case.name}.jsonl"
             found = moves.measure(session(), case, effort, log, said)
@@ -214,7 +214,7 @@ def _restarts(lab: CaseLab, results: list[Result], effort: Effort, place: Path, 
     """Once for all links of a job: they are not in the way of a checkpoint."""
     first = results[0]
     case = first.case
-    with lab.trouble_noted(first, "restart"):
+    with lab.failure_noted(first, "restart"):
         if effort.restarts and not first.restarts and not _lacks(first, "restart"):
             first.restarts = restart.measure(
                 lab.session().lab,

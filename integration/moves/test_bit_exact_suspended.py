@@ -168,7 +168,7 @@ AWAY_S = 6.0
 
 
 def test_j_kernel_objects(lab: LabSession) -> None:
-    """Its monotonic clock stands still meanwhile, and so do its timers. Its connections out of the
+    """Its monotonic clock is stopped meanwhile, and so do its timers. Its connections out of the
     job are closed (test_outside.py)."""
     job = lab.start("away-j", KERNEL_OBJECTS)
     objects = KernelJob(job, server=False)

@@ -35,7 +35,7 @@ def quiesced(job: Job) -> str:
 
 @pytest.mark.long
 def test_an_order_that_no_collective_shows(lab: LabSession, references: References) -> None:
-    """Tried twice; the rank that owes is named with its threads; then it is frozen in place."""
+    """Tried twice; the rank behind is named with its threads; then it is frozen in place."""
     argv = (
         *(sys.executable, str(JOBS / "hidden_order.py")),
         *("--steps", "300", "--pace", "0.3", "--out", "{out}"),
@@ -48,8 +48,8 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
             break
     assert quiesced(job) == "frozen in place"
     told = " ".join(lab.cli("events", job.name).out.split())
-    owes = r"frozen in place: no collective boundary within 1\.5 s: .*rank 1 owes operation \d+ of"
-    assert re.search(owes + r" \d+ on pair, last gloo\.allreduce \(threads: ", told), told
+    behind = r"frozen in place: no collective boundary within 1\.5 s: .*rank 1 owes operation \d+"
+    assert re.search(behind + r" of \d+ on pair, last gloo\.allreduce \(threads: ", told), told
     result = job.result(3)
     result.assert_equals(references.of(job.argv, 3, 3))
 

@@ -61,7 +61,7 @@ def long(lab: LabSession, long_job: Job) -> Iterator[Job]:
 
 
 def assert_nothing_of_a_move(lab: LabSession, host: str) -> None:
-    """No room, no network, no image: nothing of a capsule that is not there (any more)."""
+    """No sandbox, no network, no image: nothing of a capsule that is not there (any more)."""
     inside = labs.entry(lab.lab.machine(host))
 
     def left() -> list[str]:

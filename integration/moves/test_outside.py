@@ -43,7 +43,7 @@ def test_a_connection_to_outside_the_cluster_outlasts_moves(new_lab: NewLab, pla
         job.stop()
         assert job.wait_end() == 0
     talked = json.loads(report.read_text())
-    assert talked["trouble"] == "none"
+    assert talked["problem"] == "none"
     assert talked["blocks"] == len(job.steps()) > 40
     assert talked["peer"] == load(session.lab.config).host("h2").address
     assert not any("breaks" in event.text for event in session.history("talking"))

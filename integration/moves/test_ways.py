@@ -45,7 +45,7 @@ def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: Referen
         assert (phase(row, "restore").bytes or 0) > COLD, "all of it was put in place"
     assert "no round" in phase(stopped, "pre-copy").detail
     assert phase(stopped, "place ahead").detail.startswith("room for "), "before the job stood"
-    assert (phase(stopped, "memory").bytes or 0) > COLD, "all of it went at the standstill"
+    assert (phase(stopped, "memory").bytes or 0) > COLD, "all of it went at the freeze"
     assert "in all" in phase(stopped, "memory").detail
     assert "rewritten" in phase(once, "memory").detail
     assert phase(stopped, "last round").detail == "none was under way"

@@ -53,7 +53,7 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     assert result.bytes is not None
     assert result.bytes > 0.6 * CASE.size
     assert hand.image_bytes > 0.6 * CASE.size
-    # Each stood still for what it did, and not for much else.
+    # Each was frozen for what it did, and not for much else.
     assert 0.01 < move.downtime_s < move.seconds
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
     # What it cost: the pause at least, as far as the step log can show it, and about what liveshift
@@ -351,7 +351,7 @@ def a_late_row() -> MigrationRow:
 
 
 def test_a_step_that_is_longer_than_the_freeze_is_not_the_downtime() -> None:
-    """Steps of 1 s, one of 4 s while memory goes ahead, and then 2 s of standstill."""
+    """Steps of 1 s, one of 4 s while memory goes ahead, and then 2 s of downtime."""
     times = [97.0, 98, 99, 100, 101, 105, 106, 107, 110, 111, 112, 113, 114]
     move = moved(a_late_row(), times, begin=96.0)
     assert move.downtime_s == 2.0, "three seconds from 107 to 110, less a step"
@@ -382,9 +382,9 @@ def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
     result = Result(CASE)
     with ExitStack() as cleanup:
         lab = CaseLab("none", tmp_path, tmp_path, cleanup)
-        with lab.trouble_noted(result, "ours"):
+        with lab.failure_noted(result, "ours"):
             fails()
-        with lab.trouble_noted(result, "by hand"):
+        with lab.failure_noted(result, "by hand"):
             pass
     assert result.failed == {"ours": "it did not move"}
     run = fresh(EFFORT)

@@ -127,7 +127,7 @@ def used_lanes(row: MigrationRow) -> int:
 
 
 def dumped_bytes(row: MigrationRow) -> int:
-    """What was on the host at the standstill: CRIU's images, and memory that went beside them."""
+    """What was on the host at the freeze: CRIU's images, and memory that went beside them."""
     found = [phase.bytes for phase in row.phases if phase.name in ("dump", "memory")]
     assert len(found) == 2
     return sum(size or 0 for size in found)

@@ -173,7 +173,7 @@ def free_gpu(fast: GpuLab, job: Job) -> str:
 
 
 def refused(fast: GpuLab, job: Job, *words: str, code: int = 5) -> str:
-    """The command fails, and nothing stands still for it; what was said."""
+    """The command fails, and nothing is frozen for it; what was said."""
     said = fast.session.refused("migrate", f"{job.name}/0", *words, code=code)
     assert not job.migrations()[-1].frozen_s
     return said

@@ -61,10 +61,10 @@ class KernelJob:
 
     def assert_whole(self, stood_s: float) -> dict[str, Any]:
         """End the job: everything that the kernel kept for it is as it was. ``stood_s``: for how
-        long its monotonic clock may have stood still or leapt. Returns its report."""
+        long its monotonic clock may have stopped or leapt. Returns its report."""
         self.job.stop()
         report: dict[str, Any] = json.loads((self.job.out / "report.json").read_text())
-        assert report["jump"] <= stood_s + 0.2, "CLOCK_MONOTONIC stood still or leapt"
+        assert report["jump"] <= stood_s + 0.2, "CLOCK_MONOTONIC stopped or leapt"
         assert report["armed"] < report["deadline"]
         for what, fired in report["fired"].items():
             late = fired - report["deadline"]
@@ -103,5 +103,5 @@ def counting_server(lab: LabSession, host: str, report: Path) -> Iterator[str]:
         finally:
             server.terminate()
     talked = json.loads(report.read_text())
-    assert talked["trouble"] == "none"
+    assert talked["problem"] == "none"
     assert talked["peer"].startswith("10.99."), "seen under its mobile address"

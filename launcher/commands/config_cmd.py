@@ -10,7 +10,7 @@ from typing import Any
 
 from ...runtime.config.cluster import Reading, read, settings_of, toml_value
 from ...runtime.config.environment import in_effect
-from ...runtime.config.timeouts import RUNGS
+from ...runtime.config.timeouts import DERIVATIONS
 from ..show import render, timeouts_view
 
 
@@ -86,8 +86,8 @@ def _row(reading: Reading, key: tuple[str, ...], value: object) -> str:
 
 def _derived(key: tuple[str, ...]) -> str:
     """Return what a value follows from if it is not given; "" if it has a default."""
-    rung = RUNGS[key[-1]] if key[0] == "timeouts" else None
-    return rung.text if rung and rung.base else ""
+    how = DERIVATIONS[key[-1]] if key[0] == "timeouts" else None
+    return how.text if how and how.base else ""
 
 
 def _as_data(reading: Reading) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .daemons import start_daemon, stop_daemon, wait_ready
 from .links import link
 from .making import up
 from .record import Lab, LabHost, Link, find, names
-from .rooms import boot_host, entry, kill_host, run_in
+from .sandboxes import boot_host, entry, kill_host, run_in
 
 __all__ = [
     "Lab",

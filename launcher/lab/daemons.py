@@ -14,7 +14,7 @@ from ...runtime.messages import GetStatus, Status
 from ..client.client import Client
 from . import plan
 from .record import Lab, LabHost, claim
-from .rooms import entry
+from .sandboxes import entry
 from .tasks import Task, host_pid, kill
 
 READY_S = 30.0

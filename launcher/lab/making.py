@@ -16,7 +16,7 @@ from ...criu_glue.capsule.mounts import mount_table
 from ...errors import NotFound, NotPermitted, Refused, WrongUsage
 from ...runtime.config.cluster import Cluster, dump
 from ...runtime.control import keys
-from . import daemons, plan, rooms, wiring
+from . import daemons, plan, sandboxes, wiring
 from .clearing import clear
 from .record import Lab, LabHost, claim, load, refuse_inside, root
 
@@ -64,7 +64,7 @@ def up(name: str, hosts: int, *, console: Console | None = None, **wanted: Unpac
 def boot(lab: Lab, machine: LabHost) -> None:
     """Make a host's network and start the host, without its daemon."""
     wiring.plug_in(lab, machine)
-    rooms.start(lab, machine)
+    sandboxes.start(lab, machine)
     lab.save()
 
 

@@ -22,7 +22,7 @@ from ... import proc_text
 from ...errors import LiveshiftError
 from ...waiting import readable
 
-ROOM_MARK = "/run/liveshift"
+SANDBOX_MARK = "/run/liveshift"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -119,15 +119,15 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
     ``directory``."""
     networks = set(networks)
     ours = _on_filesystem(directory)
-    rooms: dict[int, bool] = {}  # by mount namespace
+    sandboxes: dict[int, bool] = {}  # by mount namespace
     found = []
     for pid in pids():
         # Not permitted: it has more capabilities than we have, so no lab of ours started it.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
-            if space not in rooms:
-                rooms[space] = _is_sandbox(proc_text.lines(f"/proc/{pid}/mountinfo"), ours)
-            if rooms[space] or network(pid) in networks:
+            if space not in sandboxes:
+                sandboxes[space] = _is_sandbox(proc_text.lines(f"/proc/{pid}/mountinfo"), ours)
+            if sandboxes[space] or network(pid) in networks:
                 task = Task.of(pid)
                 found += [task] if task else []
     return found
@@ -137,7 +137,7 @@ def _is_sandbox(mounts: list[str], lab: tuple[str, str]) -> bool:
     """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
     for line in mounts:
         _, _, device, root, point, *_ = line.split()
-        if point == ROOM_MARK:
+        if point == SANDBOX_MARK:
             host, last = os.path.split(root.removesuffix("//deleted"))
             if last == "run" and lab == (device, os.path.dirname(host)):
                 return True

@@ -156,7 +156,7 @@ class Follower(threading.Thread):
         pause, failing = RETRY_S[0], False
         while True:
             try:
-                # After trouble no answer is held back: any answer shows that reading works again.
+                # After a failure no answer is held back: any answer shows that reading works again.
                 records = self._reader.read(client, 0.0 if failing else POLL_S)
             except (NotFound, NotPermitted):
                 raise

@@ -68,7 +68,7 @@ def parts(
     most: Most = ALL,
     one: bool = False,
 ) -> list[RenderableType]:
-    """Return the journal's trouble, jobs with their capsules, moves under way and hosts, to be
+    """Return the journal's problem, jobs with their capsules, moves under way and hosts, to be
     shown one below the other.
 
     ``hidden``: the number of ended jobs that are left out. ``one``: a person has asked for one job.
@@ -90,7 +90,7 @@ def parts(
         found += map(Text, forecast.lines(shown))
     found += [Text(), hosts(status.hosts[: most.hosts], wide=wide)]
     found += _cut(len(status.hosts), most.hosts)
-    found += [Text(text, style="yellow") for text in troubles(status)]
+    found += [Text(text, style="yellow") for text in problems(status)]
     return [*found, *warnings(status.hosts, wide=wide)]
 
 
@@ -173,7 +173,7 @@ def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
     ]
 
 
-def troubles(status: Status) -> Iterator[str]:
+def problems(status: Status) -> Iterator[str]:
     """Yield what hosts run that the journal does not know, which hosts use another cluster file
     than the orchestrator, and which capsules' output cannot be kept, with what to do."""
     for row in status.unknown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows people the ladder of deadlines: each one, where it comes from, what happens at its end."""
+"""Shows people the timeouts: each one, where it comes from, what happens at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.config.timeouts import RULES, RUNGS, Rule, Timeouts
+from ...runtime.config.timeouts import DERIVATIONS, RULES, Rule, Timeouts
 from . import render
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ REACHED = {
     "fault": "a command that failed apart from a fault by so much has failed by itself",
     "grace": "SIGKILL follows SIGTERM; not part of the ladder",
 }
-"""What happens when a deadline is over. The order is that of the ladder, from the shortest deadline
-to the job's own; the others come last."""
+"""What happens when a deadline is over. The order is from the shortest deadline to the
+job's own; the others come last."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class DeadlineRow:
 
 
 def steps(timeouts: Timeouts, reading: Reading | None = None) -> Iterator[DeadlineRow]:
-    """Yield every deadline, in the order of the ladder."""
+    """Yield every deadline, in the order of :data:`REACHED`."""
     for name, reached in REACHED.items():
         line = reading.line("timeouts", name) if reading else None
-        derived = "" if name in timeouts.given else RUNGS[name].text
+        derived = "" if name in timeouts.given else DERIVATIONS[name].text
         yield DeadlineRow(name, getattr(timeouts, name), line, derived, reached)
 
 
@@ -70,7 +70,7 @@ def as_data(reading: Reading) -> dict[str, Any]:
 
 
 def tables(reading: Reading) -> list[RenderableType]:
-    """Return the ladder and its rules as tables. Rules with the same terms share a row."""
+    """Return the timeouts and their rules as tables. Rules with the same terms share a row."""
     timeouts = reading.cluster.timeouts
     deadlines = render.table("deadline", "seconds", "from", "when it is over", right=("seconds",))
     deadlines.columns[-1].no_wrap = False

@@ -30,7 +30,7 @@ from ..quiesce.host_gate import HostGate, page_problem
 from .closed_gates import ClosedGates
 from .gpu.cuda_processes import has_cuda
 from .host.capsule_table import CapsuleTable
-from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
+from .host.rank_pages import lives, log_page_error, members, ordered_pages, unknown
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.gates")
@@ -274,7 +274,7 @@ class GateHandlers:
         known, many = {page.inode for page in pages}, len(pages)
 
         def note(path: Path, error: PageError) -> None:
-            log_trouble(path, error)
+            log_page_error(path, error)
             closed.unreadable[path] = page_problem(path, error)
 
         for page, pid in self._pages(job, known, note):
@@ -302,12 +302,12 @@ class GateHandlers:
         self,
         job: str,
         known: Container[tuple[int, int]] = (),
-        trouble: Callable[[Path, PageError], None] = log_trouble,
+        on_error: Callable[[Path, PageError], None] = log_page_error,
     ) -> Iterator[tuple[OrderedPage, int]]:
         """Pages of the living processes of the job's capsules on this host: see ordered_pages."""
         for resident in list(self._capsule_table.capsules.values()):
             if resident.spec.job == job and resident.sandbox.alive():
-                yield from ordered_pages(resident, known, trouble)
+                yield from ordered_pages(resident, known, on_error)
 
     def _of(self, job: str, attempt: int) -> ClosedGates:
         closed = self._closed.get(job)

@@ -16,7 +16,7 @@ from ipaddress import IPv4Address
 from typing import Any, get_args, get_origin
 
 from .errors import NOTHING, Mistake, dotted, shown
-from .timeouts import DERIVED, RUNGS, breaches
+from .timeouts import DERIVATIONS, DERIVED, breaches
 from .toml_lines import Key
 from .values import HostName, Spelling, Unfit, expected, parts, read_value, write_value
 
@@ -204,10 +204,10 @@ def _addresses(values: Values, place: Callable[[Key], str]) -> Iterator[Contradi
 
 
 def _timeouts(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
-    """Check the ladder of deadlines, with derived numbers for those that are not given."""
-    read = {name: values[key] for name in RUNGS if (key := ("timeouts", name)) in values}
+    """Check the timeouts, with derived numbers for those that are not given."""
+    read = {name: values[key] for name in DERIVATIONS if (key := ("timeouts", name)) in values}
     given = {name: value for name, value in read.items() if value is not DERIVED}
-    unknown = RUNGS.keys() - read.keys()
+    unknown = DERIVATIONS.keys() - read.keys()
     for breach in breaches(given, unknown, lambda name: place(("timeouts", name))):
         yield ("timeouts", breach.name), breach.expected
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of deadlines: all are derived from one number, and rules limit them.
+"""The timeouts: all are derived from one number, and rules limit them.
 
 During a move a job waits for the moved rank until the timeout of its own process groups. A person
 sets that number as ``collective``. Half of it is ``standstill``, the longest downtime: the time
 that a move may keep the job frozen before it is undone. The other half is for undoing it. All other
 numbers follow from these two, and :data:`RULES` says what each must fit into.
 
-``docs/configuration.md`` explains the ladder; ``liveshift config validate`` prints a cluster's.
+``docs/configuration.md`` explains the timeouts; ``liveshift config validate`` prints a cluster's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DERIVED: Any = None
 
 
 @dataclass(frozen=True)
-class Rung:
+class Derivation:
     """One deadline, and how it is derived from another one (``base``) if it is not given."""
 
     base: str | None
@@ -44,35 +44,39 @@ class Rung:
     derive: Callable[[float], float]
 
 
-RUNGS: Mapping[str, Rung] = {
-    "collective": Rung(None, "default", lambda _: 600.0),
-    "standstill": Rung(
+DERIVATIONS: Mapping[str, Derivation] = {
+    "collective": Derivation(None, "default", lambda _: 600.0),
+    "standstill": Derivation(
         "collective",
         f"collective / 2, at most {LONGEST_STANDSTILL_S:g}",
         lambda collective: min(collective / 2, LONGEST_STANDSTILL_S),
     ),
-    "freeze": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
-    "restore": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
-    "gpu_lock": Rung("freeze", "freeze / 6, at most 30", lambda freeze: min(30.0, freeze / 6)),
-    "quiesce": Rung(
+    "freeze": Derivation("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "restore": Derivation("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "gpu_lock": Derivation(
+        "freeze", "freeze / 6, at most 30", lambda freeze: min(30.0, freeze / 6)
+    ),
+    "quiesce": Derivation(
         "standstill",
         "standstill / 20, from 1 to 30",
         lambda standstill: min(30.0, max(1.0, standstill / 20)),
     ),
-    "prepare": Rung(
+    "prepare": Derivation(
         "collective",
         "collective / 10, from 60 to 600",
         lambda collective: min(600.0, max(60.0, collective / 10)),
     ),
-    "precopy": Rung("prepare", "10 × prepare", lambda prepare: 10 * prepare),
-    "suspicion": Rung(
+    "precopy": Derivation("prepare", "10 × prepare", lambda prepare: 10 * prepare),
+    "suspicion": Derivation(
         "collective",
         "collective / 120, from 1 to 10",
         lambda collective: min(10.0, max(1.0, collective / 120)),
     ),
-    "heartbeat": Rung("suspicion", "suspicion / 5", lambda suspicion: suspicion / 5),
-    "fault": Rung("suspicion", "suspicion, at least 5", lambda suspicion: max(5.0, suspicion)),
-    "grace": Rung(None, "default", lambda _: 10.0),
+    "heartbeat": Derivation("suspicion", "suspicion / 5", lambda suspicion: suspicion / 5),
+    "fault": Derivation(
+        "suspicion", "suspicion, at least 5", lambda suspicion: max(5.0, suspicion)
+    ),
+    "grace": Derivation(None, "default", lambda _: 10.0),
 }
 """Each deadline comes after the one that it is derived from. The phases prepare and precopy may be
 slow, because the job trains meanwhile; their deadlines only ensure that a move ends. A wait of more
@@ -124,17 +128,17 @@ def effective(given: Mapping[str, float], unknown: Collection[str] = ()) -> dict
     """Every number, given or derived. A number that is ``unknown``, or derived from one, is left
     out."""
     values: dict[str, float] = {}
-    for name, rung in RUNGS.items():
+    for name, how in DERIVATIONS.items():
         if name in given:
             values[name] = given[name]
-        elif name not in unknown and (rung.base is None or rung.base in values):
-            values[name] = rung.derive(values[rung.base] if rung.base else 0.0)
+        elif name not in unknown and (how.base is None or how.base in values):
+            values[name] = how.derive(values[how.base] if how.base else 0.0)
     return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """The deadlines in effect, in seconds. Those that are not given are derived (RUNGS).
+    """The deadlines in effect, in seconds. Those that are not given are derived (DERIVATIONS).
 
     :func:`breaches`, which the cluster file calls, checks whether they fit together.
     ``dataclasses.replace`` would treat every number as given: use :meth:`under` instead.
@@ -151,11 +155,11 @@ class Timeouts:
     suspicion: Seconds = DERIVED  # a host that is silent for so long counts as lost
     heartbeat: Seconds = DERIVED  # between two heartbeats of an agent
     fault: Seconds = DERIVED  # a command that fails so shortly before or after a fault fails of it
-    grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
+    grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; no deadline of a move
     given: dict[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = {name: value for name in RUNGS if (value := getattr(self, name)) is not None}
+        given = {name: value for name in DERIVATIONS if (value := getattr(self, name)) is not None}
         object.__setattr__(self, "given", given)
         for name, value in effective(given).items():
             object.__setattr__(self, name, value)
@@ -163,7 +167,7 @@ class Timeouts:
     @property
     def values(self) -> dict[str, float]:
         """All deadlines by name."""
-        return {name: getattr(self, name) for name in RUNGS}
+        return {name: getattr(self, name) for name in DERIVATIONS}
 
     def answer(self, deadline: float) -> float:
         """Seconds to wait for the answer of an agent that itself keeps to ``deadline``."""
@@ -175,8 +179,8 @@ class Timeouts:
         values = self.values
         return {
             name: values[name]
-            for name, rung in RUNGS.items()
-            if values[name] != rung.derive(values[rung.base] if rung.base else 0.0)
+            for name, how in DERIVATIONS.items()
+            if values[name] != how.derive(values[how.base] if how.base else 0.0)
         }
 
     def under(self, collective: float) -> Timeouts:
@@ -249,7 +253,8 @@ def _breach(
     blame: str | None,
 ) -> Breach:
     def described(name: str) -> str:
-        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].text})"
+        source = place(name) if name in given else DERIVATIONS[name].text
+        return f"{name} {values[name]:g} ({source})"
 
     parts = [(f"{n} × " if n > 1 else "") + described(name) for name, n in rule.terms.items()]
     reason = (
@@ -261,7 +266,7 @@ def _breach(
     derived = ", ".join(f"{n} is {without[n]:g}" for n in chosen)
     by_size = sorted(rule.terms, key=lambda name: -rule.terms[name] * values[name])
     # If no number of the rule was given, a number from which they are derived must change.
-    candidates = [n for n in (rule.bound, *by_size, *reversed(list(RUNGS))) if n in given]
+    candidates = [n for n in (rule.bound, *by_size, *reversed(list(DERIVATIONS))) if n in given]
     patience = _limit(rule, "collective", True, given)
     for name in [blame] if blame else candidates:
         for at_least in (True, False):

@@ -5,7 +5,7 @@ There are three ways. *stop* sends all memory while the job is paused. *round* s
 the job trains; what was written meanwhile goes during the pause. *rounds* repeats the round as long
 as the next one saves more than it costs. Nothing here has a clock or sends a byte.
 
-During the pause all cores are free for the copy, so a byte costs 1 / ``standstill()`` seconds of
+During the pause all cores are free for the copy, so a byte costs 1 / ``pause_rate()`` seconds of
 pause and nothing else. A byte that is read while the job trains costs CPU time of the job, unless
 cores are idle. With ``per_byte`` seconds lost per byte, a round over D bytes loses
 D x ``per_byte``, at any speed. Slow reading helps only if the idle cores then suffice. Even then a
@@ -26,7 +26,7 @@ from ..config.tables import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages.predictions import Chosen, Cores, Estimate, Situation, Writing
 from ..messages.records import MigrationRow
-from ..model.link_rates import STANDSTILL
+from ..model.link_rates import PAUSE_RATE
 from ..model.steps import MigrationStep
 
 FAULT_BYTE_S = 0.1e-9
@@ -104,7 +104,7 @@ def situation(
     its place, where its page went ahead. ``first_fill_s``: the same where no memory went ahead.
     ``files_s``: seconds for the files that go ahead of the memory.
     """
-    rate = min(link or STANDSTILL, STANDSTILL)
+    rate = min(link or PAUSE_RATE, PAUSE_RATE)
     here, there = source or Cores(1.0, 0.0), destination or Cores(1.0, 0.0)
     shared = bool(here.boot) and here.boot == there.boot
     cpu = here.per_byte + there.per_byte if shared else max(here.per_byte, there.per_byte)
@@ -113,7 +113,7 @@ def situation(
         written=written,
         link=rate,
         extra_s=max(-0.5 / rate, (slower_stop - 1) / rate + refill_s),
-        reach=min(rate, learnt.reach or STANDSTILL),
+        reach=min(rate, learnt.reach or PAUSE_RATE),
         fixed_s=fixed_s,
         besides_s=besides(learnt, files_s),
         per_byte=cpu if learnt.per_byte is None else max(learnt.per_byte, NEVER_FREE * cpu),
@@ -130,19 +130,19 @@ def besides(learnt: Learnt, files_s: float) -> float:
     return (BESIDES_S if learnt.besides_s is None else learnt.besides_s) + files_s
 
 
-def standstill(given: Situation) -> float:
+def pause_rate(given: Situation) -> float:
     """Bytes per second of memory in the pause, if the other memory went ahead."""
     return 1 / (1 / given.link + given.extra_s)
 
 
 def memory_s(given: Situation, left: float) -> float:
     """Seconds of pause for ``left`` bytes of memory. If that is all memory, none went ahead."""
-    return left / standstill(given) + (left * given.first_fill_s if left >= given.size else 0.0)
+    return left / pause_rate(given) + (left * given.first_fill_s if left >= given.size else 0.0)
 
 
 def weigh(given: Situation) -> list[Estimate]:
     """The estimates of every way, each at every speed that may be worth it."""
-    found = [_estimate(given, Way.STOP, standstill(given))]
+    found = [_estimate(given, Way.STOP, pause_rate(given))]
     for speed in _speeds(given):
         found += [_estimate(given, way, speed) for way in (Way.ROUND, Way.ROUNDS)]
     return found
@@ -158,7 +158,7 @@ def choose(
     """
     all_ways = weigh(given)
     fastest = max(e.speed for e in all_ways if e.way != Way.STOP)
-    forced = [e for e in all_ways if e.way == way and e.speed in (fastest, standstill(given))]
+    forced = [e for e in all_ways if e.way == way and e.speed in (fastest, pause_rate(given))]
     estimates = all_ways if way is Way.AUTO else forced
     best, needs = _best(estimates, max_pause, within)
     # Without a look the model assumes that the capsule writes nothing. If it chooses the stop even
@@ -225,7 +225,7 @@ def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
     for number in range(rounds):
         took = left / speed
         again = written_in(given, took + BETWEEN_S)
-        if number and not pays(int(left), again, each, standstill(given)):
+        if number and not pays(int(left), again, each, pause_rate(given)):
             break
         slower += left * each + FAULT_BYTE_S * again
         copying += took

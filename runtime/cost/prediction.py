@@ -25,7 +25,7 @@ import msgspec
 from ... import units
 from ...criu_glue.survey.found import Along, Footprint
 from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
-from ..model.link_rates import STANDSTILL
+from ..model.link_rates import PAUSE_RATE
 from ..model.steps import MigrationStep
 
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
@@ -151,7 +151,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
 
     ``rate``: bytes per second at which memory went to that host before; None if none has gone.
     """
-    lessons, link = lessons or Lessons(), rate or STANDSTILL
+    lessons, link = lessons or Lessons(), rate or PAUSE_RATE
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
     mapped = max(0, size.shared - load.files) + load.nameless
@@ -216,7 +216,7 @@ def besides_memory(prediction: Prediction) -> float:
 
 def without_memory(prediction: Prediction) -> float:
     """Seconds of a downtime that do not depend on how much memory is left for it."""
-    return besides_memory(with_memory(prediction, 0, STANDSTILL, ""))
+    return besides_memory(with_memory(prediction, 0, PAUSE_RATE, ""))
 
 
 def _look_s(private: int) -> float:
@@ -248,7 +248,7 @@ def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
     if prediction.way != PRECOPY or rounds.stop_s is None or not rounds.round:
         return prediction
     detail = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
-    sharp = with_memory(prediction, rounds.dirty, rounds.best or STANDSTILL, detail)
+    sharp = with_memory(prediction, rounds.dirty, rounds.best or PAUSE_RATE, detail)
     lost = sharp.slower_s + sharp.seconds if sharp.how else sharp.lost_s
     return msgspec.structs.replace(sharp, lost_s=lost)
 

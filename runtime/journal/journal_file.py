@@ -33,14 +33,14 @@ class JournalError(LiveshiftError):
 class JournalFile:
     """One SQLite file. Only one thread may use it, but any thread may call :meth:`back_up`.
 
-    ``trouble``: why the last write failed, as text; "" if it succeeded. ``restored``: the file was
+    ``problem``: why the last write failed, as text; "" if it succeeded. ``restored``: the file was
     restored from a backup, and :meth:`forget_mark` was not called yet.
     """
 
     def __init__(self, path: Path, schema: str, version: int, readable: Sequence[int]) -> None:
         self.path = path
         self.backup = path.with_name("journal.backup")
-        self.trouble = ""
+        self.problem = ""
         if not path.exists() and self.backup.exists():
             raise JournalError(f"the journal {path} is gone", hint=self._way_back())
         new = not path.exists()
@@ -139,13 +139,13 @@ class JournalFile:
             self._check_there()
             yield
         except sqlite3.Error as error:
-            trouble = self._in_words(error, "written")
-            self.trouble = str(trouble)
-            raise trouble from error
+            failure = self._in_words(error, "written")
+            self.problem = str(failure)
+            raise failure from error
         except JournalError as error:
-            self.trouble = str(error)
+            self.problem = str(error)
             raise
-        self.trouble = ""
+        self.problem = ""
 
     def _check_there(self) -> None:
         """Raise JournalError unless the file at the path is the one that is open. SQLite goes on

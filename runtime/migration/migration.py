@@ -177,7 +177,7 @@ class Migration(ABC):
             state=self.step.value,
             asked=times.asked,
             seconds=times.seconds(),
-            frozen_s=times.standstill(),
+            frozen_s=times.frozen_seconds(),
             image_bytes=times.image_bytes,
             bytes=times.bytes,
             expected_bytes=times.expected_bytes,

@@ -84,7 +84,7 @@ class FreezeBudget:
 
     def allows_retry(self, now: float) -> bool:
         """Whether there is time for another restore before going back to the source. It needs twice
-        the suspicion, the least that the ladder grants a step. In a shorter time the orchestrator
+        the suspicion, the least that the timeouts grant a step. In a shorter time the orchestrator
         cannot distinguish a dead destination from a slow one."""
         return self.for_restore(now) >= 2 * self.timeouts.suspicion
 

@@ -15,7 +15,7 @@ import msgspec
 
 FILE = "link-rates.json"
 
-STANDSTILL = 2.7e9
+PAUSE_RATE = 2.7e9
 """During the freeze memory goes at this many bytes per second if the link is not the limit: read,
 compared, sealed, opened and stored on two cores that both ends share (docs/measurements.md)."""
 

@@ -87,7 +87,7 @@ class Timeline:
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began
 
-    def standstill(self) -> float:
+    def frozen_seconds(self) -> float:
         """Seconds that the job was frozen, up to now if it still is."""
         if self.frozen_at is None:
             return self.frozen_s

@@ -221,8 +221,8 @@ class JobSnapshots:
             del self._fleet.snapshots[job.name]
         if job.taking == snapshot.number:
             job.taking = 0
-        for trouble in snapshot.troubles:
-            self._fleet.journal.note(job.name, "snapshot", f"{snapshot.name}: {trouble}")
+        for problem in snapshot.problems:
+            self._fleet.journal.note(job.name, "snapshot", f"{snapshot.name}: {problem}")
         if snapshot.generation is not None:
             return
         if snapshot.refused:

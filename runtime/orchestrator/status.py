@@ -14,10 +14,10 @@ from ..snapshot.protection_row import Seen, row
 from .fleet import Fleet
 
 
-def _trouble(fleet: Fleet) -> str:
+def _journal_problem(fleet: Fleet) -> str:
     if waits := fleet.unreported():
         return f"the journal was put back from a backup, and waits for {', '.join(waits)} to report"
-    return fleet.journal.file.trouble
+    return fleet.journal.file.problem
 
 
 def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool, only: str = "") -> Status:
@@ -44,7 +44,7 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool, only: s
             for each in fleet.under_way()
             if only in ("", each.job.name) and sees(each.job)
         ],
-        trouble=_trouble(fleet),
+        trouble=_journal_problem(fleet),
         unknown=_unknown(fleet) if sees_all else [],
     )
 

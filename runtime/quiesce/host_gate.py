@@ -218,7 +218,7 @@ class HostGate:
 
     @contextmanager
     def _guarded(self, process: _Process) -> Iterator[None]:
-        """Record a page's first PageError as its process's trouble."""
+        """Record a page's first PageError as its process's problem."""
         try:
             yield
         except PageError as error:

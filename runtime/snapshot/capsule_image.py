@@ -70,7 +70,7 @@ class CapsuleImage:
         """After :meth:`inspect`: what the capsule needs of the GPUs of a host that restores it."""
         self.carries = False
         """After :meth:`inspect`: whether there are files on carried paths."""
-        self.trouble = ""
+        self.problem = ""
         """What kept the capsule's device state from coming back at the thaw, as text."""
         self.own_copy = False
         """Whether the capsule's own host has a copy of the image, or takes one now."""
@@ -212,7 +212,7 @@ class CapsuleImage:
                 if not self._context.is_up(self.host):
                     self.left.set()
                 if self.gpu_need.used:
-                    self.trouble = f"{self.name} did not go on at once on {self.host}: {error}"
+                    self.problem = f"{self.name} did not go on at once on {self.host}: {error}"
             if time.monotonic() > until:
                 break
             await asyncio.sleep(limits.heartbeat)

@@ -134,9 +134,9 @@ class Snapshot:
         return {part.holder for part in self._parts if part.refused}
 
     @property
-    def troubles(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Which capsules did not get their device state back when they were thawed, and why."""
-        return [part.trouble for part in self._parts if part.trouble]
+        return [part.problem for part in self._parts if part.problem]
 
     @property
     def abandoned(self) -> bool:

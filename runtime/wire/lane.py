@@ -28,9 +28,9 @@ TICK_MS = 200
 class ImageDestination:
     """The destination of a migration's image: its endpoint, and the keys of both sides.
 
-    ``patience``: seconds for which a destination that owes acknowledgements may be silent. The job
-    may be frozen meanwhile, so this must be short. ``silence``: of all lanes together; a snapshot
-    limits it further.
+    ``patience``: seconds for which a destination may be silent while acknowledgements are pending.
+    The job may be frozen meanwhile, so this must be short. ``silence``: of all lanes together; a
+    snapshot limits it further.
     """
 
     migration: str
@@ -73,7 +73,7 @@ class Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether the destination owes an answer."""
+        """Whether an answer of the destination is pending."""
         return bool(self.pending)
 
     def read_answers(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the destination of an image has answered nothing at all, while it owed answers."""
+"""How long the destination of an image has answered nothing at all, while answers were pending."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _image() -> Target:
     whole = seeds.images()
     for name, raw in whole.items():
         (place.inside / name).write_bytes(raw)
-    sandbox = place.inside / "room"  # where its paths lead to
+    sandbox = place.inside / "sandbox"  # where its paths lead to
     for name in ("tmp", "dev/shm", "usr/bin"):
         (sandbox / name).mkdir(parents=True)
     (sandbox / "tmp").chmod(0o1777)

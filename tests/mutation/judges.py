@@ -12,13 +12,13 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "runtime/journal/journal.py": (
         "runtime/journal/test_journal.py",
-        "runtime/orchestrator/test_journal_trouble.py",
+        "runtime/orchestrator/test_journal_problems.py",
     ),
     "runtime/journal/snapshot_tables.py": ("runtime/journal/test_snapshot_tables.py",),
     "runtime/journal/journal_file.py": (
         "runtime/journal/test_journal_file.py",
         "runtime/journal/test_journal.py",
-        "runtime/orchestrator/test_journal_trouble.py",
+        "runtime/orchestrator/test_journal_problems.py",
     ),
     "runtime/quiesce/gates.py": (
         "runtime/quiesce/test_gates.py",
@@ -98,7 +98,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
             "runtime/orchestrator/test_migration_context.py",
             "runtime/orchestrator/test_migration_parts.py",
             "runtime/orchestrator/test_migrations_begun.py",
-            "runtime/orchestrator/test_journal_trouble.py",
+            "runtime/orchestrator/test_journal_problems.py",
             "runtime/orchestrator/test_address_books.py",
             "runtime/orchestrator/test_rewinds_beside_moves.py",
         ),

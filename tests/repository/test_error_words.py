@@ -28,7 +28,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             named = node.func
             name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
-            if name in ERRORS | MAKERS or name.endswith(("Error", "Trouble", "Failed", "Refused")):
+            if name in ERRORS | MAKERS or name.endswith(("Error", "Failed", "Refused")):
                 yield from literals(node)
             for keyword in node.keywords:
                 if keyword.arg in WORDS:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rooms of the package: which may import which. And how many files a folder may have, there and
-in integration/."""
+"""The folders of the package: which may import which. And how many files a folder may have, there
+and in integration/."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ LAYERS = (
     ("launcher.commands",),
     ("launcher",),
 )
-"""Each room imports from itself and from rooms in the lines above its own. So no line imports from
-the same line, and nothing imports upwards."""
+"""Each folder imports from itself and from folders in the lines above its own. So no line imports
+from the same line, and nothing imports upwards."""
 
-HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
+HEIGHT = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}
 
 
 def modules() -> dict[str, Path]:
-    """By dotted name within the package; a room's ``__init__`` has the room's name."""
+    """By dotted name within the package; a folder's ``__init__`` has the folder's name."""
     files = [*ROOT.glob("*.py"), *(f for top in FOLDERS for f in (ROOT / top).rglob("*.py"))]
     found = {}
     for file in files:
@@ -54,15 +54,15 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def room_of(name: str, file: Path) -> str:
+def folder_of(name: str, file: Path) -> str:
     return (name if file.name == "__init__.py" else name.rpartition(".")[0]) or "."
 
 
-def imported(room: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
-    """The modules that a file of a room imports from the package."""
+def imported(folder: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules that a file of a folder imports from the package."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            parts = [] if room == "." else room.split(".")
+            parts = [] if folder == "." else folder.split(".")
             base = parts[: len(parts) - (node.level - 1)] if node.level > 1 else parts
             module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
             for alias in node.names:
@@ -70,17 +70,17 @@ def imported(room: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
                 yield name if name in known else module
 
 
-def test_every_room_has_its_place_and_imports_only_from_those_above() -> None:
+def test_every_folder_has_its_place_and_imports_only_from_those_above() -> None:
     known = modules()
-    rooms = {room_of(name, file) for name, file in known.items()}
-    assert rooms == HEIGHT.keys(), "LAYERS names every room there is, and no other"
+    folders = {folder_of(name, file) for name, file in known.items()}
+    assert folders == HEIGHT.keys(), "LAYERS names every folder there is, and no other"
     arrows = set()
     for name, file in known.items():
-        room = room_of(name, file)
-        for module in imported(room, file, known):
-            there = room_of(module, known[module])
-            arrows.add((room, there))
-            assert there == room or HEIGHT[there] < HEIGHT[room], f"{name} imports {module}"
+        folder = folder_of(name, file)
+        for module in imported(folder, file, known):
+            there = folder_of(module, known[module])
+            arrows.add((folder, there))
+            assert there == folder or HEIGHT[there] < HEIGHT[folder], f"{name} imports {module}"
     assert len(arrows) > 100, "imports were seen"
 
 

@@ -17,7 +17,7 @@ from liveshift.launcher.report.record import (
 from liveshift.runtime.messages import Phase
 
 BEGIN = 1_700_000_000.0
-STILL = 1.2  # seconds that the moved run stands still after step 10
+STILL = 1.2  # seconds that the moved run is frozen after step 10
 LOSSES = [4.5 - 0.1 * n + 0.001 * (n % 3) for n in range(20)]
 PACED = "paused after collective 284 of gloo default_pg"
 HOSTILE = '<script>alert("x")</script>&\'"><img src=http://evil.example/x onerror=alert(1)>'

@@ -151,7 +151,7 @@ class MemoryTracker:
         except TimeoutError as late:
             raise StepFailed("freeze", f"CRIU did not stop the tasks in time: {late}") from late
 
-    def standstill(
+    def send_final_set(
         self, sink: Sink, hide: Callable[[dict[int, Ranges]], None] = lambda _: None
     ) -> FrozenSet:
         """Send the final dirty set. All tasks must be frozen. ``hide`` gets the ranges that the
@@ -216,8 +216,8 @@ class MemoryTracker:
         return sent
 
     def digest(self) -> bytes:
-        """Return the digest (digest.h) of the image that the last :meth:`standstill` has sent. The
-        destination makes the same digest of the pages that it has.
+        """Return the digest (digest.h) of the image that the last :meth:`send_final_set` has
+        sent. The destination makes the same digest of the pages that it has.
 
         Call it once :meth:`again` has sent what was asked for, and before the next round. The
         processes may run: it uses the record of what was sent, not their memory. Raises StepFailed
@@ -230,8 +230,8 @@ class MemoryTracker:
             raise StepFailed("memory", "a page of the image was not sent") from error
 
     def image_complete(self) -> None:
-        """Record that the destination has the whole image of the last :meth:`standstill`. Call it
-        before the next round.
+        """Record that the destination has the whole image of the last :meth:`send_final_set`.
+        Call it before the next round.
 
         From now on the destination need not have other pages than those of the table: if such a
         page exists again, it is sent again. A process that the last pass had to read in full may be

@@ -70,7 +70,7 @@ def measure(step: Step) -> None:
 
 
 def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
-    root = step.work / f"room-{size >> 20}"
+    root = step.work / f"sandbox-{size >> 20}"
     pages = root / sandboxes.PAGES.lstrip("/")
     pages.mkdir(parents=True)
     environment = {

@@ -62,7 +62,7 @@ class FinalDirtySet:
         tracker = self._precopy.tracker
         try:
             tracker.wait_frozen(self._until, self.page_filter.asked)
-            self._found = tracker.standstill(self._precopy.lanes.pages, self.page_filter.hide)
+            self._found = tracker.send_final_set(self._precopy.lanes.pages, self.page_filter.hide)
             self._precopy.complete()
         except BaseException as error:
             self._error = error

@@ -103,7 +103,7 @@ class OutgoingMemory:
         lanes = self._open_lanes(wire)
         rate = lanes.measure()
         link_rates.keep(self._factory.cluster.paths.run, request.destination, rate)
-        carries = min(rate, link_rates.STANDSTILL)
+        carries = min(rate, link_rates.PAUSE_RATE)
         reporter = RoundsReporter(wire.report, request.migration, carries=carries)
         settings, wants = self._factory.cluster.precopy, wire.sender.wants
         rounds = PrecopyRounds(self._resident, lanes, settings, reporter, wants, rate)

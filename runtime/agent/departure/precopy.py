@@ -30,7 +30,7 @@ from ...config.choices import Way
 from ...config.cluster import PrecopySettings as Settings
 from ...cost import model as cost
 from ...messages import Chosen, Situation, StartPrecopy
-from ...model.link_rates import STANDSTILL
+from ...model.link_rates import PAUSE_RATE
 from ...wire import Lanes, Wants
 from ..host.running_capsule import RunningCapsule
 from .capsule_tracker import follow
@@ -136,7 +136,7 @@ class PrecopyRounds:
     def choose_way(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
         """Choose the way. ``within``: seconds until the host must be empty, 0 without a
         deadline."""
-        rate = min(self._rate or STANDSTILL, STANDSTILL)
+        rate = min(self._rate or PAUSE_RATE, PAUSE_RATE)
         given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
         self.chosen = cost.choose(given, max_pause, within or None, way)
         self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
@@ -265,7 +265,7 @@ class PrecopyRounds:
             then = cost.written_in(given, dirty / speed + cost.BETWEEN_S)
             if before:
                 then = max(then, dirty * min(1.0, dirty / before))
-            if not cost.pays(dirty, then, each, cost.standstill(given)):
+            if not cost.pays(dirty, then, each, cost.pause_rate(given)):
                 self._not_worth = True
                 self._reporter.stopping(dirty)
                 raise PullStopped

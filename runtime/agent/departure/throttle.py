@@ -38,13 +38,13 @@ FADES = 0.7
 SLOWER, FASTER = 0.25, 1.5
 """The smallest and the largest factor by which one look changes the rate."""
 
-PAID_IN_S, DEBT_S = 10.0, 20.0
+PAID_IN_S, EXCESS_S = 10.0, 20.0
 """The throttle pays back a loss beyond the aim within ``PAID_IN_S`` seconds, or within one look if
-that is longer. The debt is at most the aimed loss of ``DEBT_S`` seconds, since liveshift does not
-cause longer losses such as checkpoints."""
+that is longer. The excess is at most the aimed loss of ``EXCESS_S`` seconds, since liveshift does
+not cause longer losses such as checkpoints."""
 
 LEAST_AIM = 0.25
-"""While there is a debt, the throttle still aims at this part of the aimed loss."""
+"""While there is an excess, the throttle still aims at this part of the aimed loss."""
 
 LOOK_S, LOOK_COLLECTIVES, LOOK_GAPS = 0.5, 20, 4
 """A look at the job takes at least this many seconds, this many collectives, and this many times
@@ -116,7 +116,7 @@ class Throttle:
         self._read = 0  # bytes read since the last look
         # Seconds that the job lost, the bytes read and the seconds passed meanwhile; all decay.
         self._cost_s = self._cost_bytes = self._cost_of_s = 0.0
-        self._debt = 0.0  # seconds lost beyond the aim
+        self._excess = 0.0  # seconds lost beyond the aim
         self._gap = gap
 
     def set_limit(self, rate: float) -> None:
@@ -201,8 +201,8 @@ class Throttle:
         beyond that."""
         per_byte = max(self._cost_s, 1e-9) / max(self._cost_bytes, 1.0)
         aim = AIM * share
-        self._debt = min(max(0.0, self._debt + lost - aim * seconds), aim * DEBT_S)
-        wanted = max(LEAST_AIM * aim, aim - self._debt / max(PAID_IN_S, seconds))
+        self._excess = min(max(0.0, self._excess + lost - aim * seconds), aim * EXCESS_S)
+        wanted = max(LEAST_AIM * aim, aim - self._excess / max(PAID_IN_S, seconds))
         factor = min(FASTER, max(SLOWER, wanted / per_byte / self.rate))
         if factor < 1 or self._read > self.rate * seconds / 2:  # else another limit held it back
             self.rate = max(LEAST, self.rate * factor)

@@ -143,7 +143,7 @@ def _with_unreported(
 
 
 def _of_no_process(task: GpuTask) -> Iterator[PreflightFinding]:
-    """Troubles of a task that the driver does not know as a CUDA process."""
+    """Findings about a task that the driver does not know as a CUDA process."""
     if not task.device_files:
         return  # it has loaded the library and made no use of it
     if task.libcuda:

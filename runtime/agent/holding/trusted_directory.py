@@ -78,12 +78,12 @@ def _sync(*directories: Path) -> None:
 
 
 @contextmanager
-def all_or_nothing(target: Path, step: str, trouble: str) -> Iterator[None]:
+def all_or_nothing(target: Path, step: str, problem: str) -> Iterator[None]:
     """After an error nothing is left in ``target``. An OSError becomes the StepFailed of a step."""
     try:
         yield
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError):
-            raise StepFailed(step, f"{trouble}: {error}") from error
+            raise StepFailed(step, f"{problem}: {error}") from error
         raise

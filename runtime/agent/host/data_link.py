@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from ...messages import DataLink
-from ...model.link_rates import STANDSTILL, Measured, bits
+from ...model.link_rates import PAUSE_RATE, Measured, bits
 
-WIRE_RATE = 2 * STANDSTILL / 3
+WIRE_RATE = 2 * PAUSE_RATE / 3
 """The wire carries this many bytes per second on two cores, even slightly slow ones. If an
 interface is faster than this, a lower rate is not its fault: the cores may be the limit."""
 

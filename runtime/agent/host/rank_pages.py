@@ -24,21 +24,21 @@ from .running_capsule import RunningCapsule
 log = logging.getLogger("liveshift.gates")
 
 
-def log_trouble(path: Path, error: PageError) -> None:
+def log_page_error(path: Path, error: PageError) -> None:
     log.warning("%s", error)
 
 
 def ordered_pages(
     resident: RunningCapsule,
     known: Container[tuple[int, int]] = (),
-    trouble: Callable[[Path, PageError], None] = log_trouble,
+    on_error: Callable[[Path, PageError], None] = log_page_error,
 ) -> Iterator[tuple[OrderedPage, int]]:
     """Yield (page, pid as the host sees it) of the living processes; the caller closes each page.
 
-    Pages whose (device, inode) is in ``known`` are left out. ``trouble`` receives pages that cannot
-    be used. The job can write to the directory, so the agent follows no link that the job made. It
-    does not list the directory either: pages stay there after their processes, and the agent would
-    have to stop somewhere.
+    Pages whose (device, inode) is in ``known`` are left out. ``on_error`` receives pages that
+    cannot be used. The job can write to the directory, so the agent follows no link that the job
+    made. It does not list the directory either: pages stay there after their processes, and the
+    agent would have to stop somewhere.
 
     A page that its process has not mapped is left out: it belongs to an ended process that had this
     pid before, or to the program before an exec. A living process has mapped its own page before
@@ -63,7 +63,7 @@ def ordered_pages(
             except FileNotFoundError:
                 continue
             except PageError as error:
-                trouble(path, error)
+                on_error(path, error)
                 continue
             if page is not None:
                 yield page, pid
@@ -113,15 +113,15 @@ def lives(pid: int) -> bool:
 
 
 def states(
-    resident: RunningCapsule, trouble: Callable[[Path, PageError], None] = log_trouble
+    resident: RunningCapsule, on_error: Callable[[Path, PageError], None] = log_page_error
 ) -> list[ProcessState]:
-    """What the capsule's processes hold; ``trouble`` receives pages that cannot be read."""
+    """What the capsule's processes hold; ``on_error`` receives pages that cannot be read."""
     found = []
-    for page, _ in ordered_pages(resident, trouble=trouble):
+    for page, _ in ordered_pages(resident, on_error=on_error):
         try:
             found.append(inspect(page))
         except PageError as error:
-            trouble(page.path, error)
+            on_error(page.path, error)
         finally:
             page.close()
     return found

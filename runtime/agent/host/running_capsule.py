@@ -335,7 +335,7 @@ class CapsuleFactory:
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> RunningCapsule:
         """Start a capsule afresh; raises LiveshiftError or OSError, and then leaves nothing."""
         self._need_interposer(spec)
-        with self._room(spec, book, locked=False) as plan:
+        with self._sandbox_plan(spec, book, locked=False) as plan:
             sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd, spec.umask)
             sandbox_owner.mark(sandbox)
         resident = RunningCapsule(spec, epoch, overlay_of(book), sandbox)
@@ -358,7 +358,7 @@ class CapsuleFactory:
 
         Raises LiveshiftError or OSError, and leaves nothing behind then.
         """
-        with self._room(reserve.spec, reserve.book, locked=True) as plan:
+        with self._sandbox_plan(reserve.spec, reserve.book, locked=True) as plan:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
             if is_restore_name(reserve.migration):
@@ -368,7 +368,9 @@ class CapsuleFactory:
         return self.resident(reserve, sandbox)
 
     @contextlib.contextmanager
-    def _room(self, spec: CapsuleSpec, book: Book, *, locked: bool) -> Iterator[SandboxPlan]:
+    def _sandbox_plan(
+        self, spec: CapsuleSpec, book: Book, *, locked: bool
+    ) -> Iterator[SandboxPlan]:
         """Make the capsule's directory and network for the sandbox that the context makes; an error
         in it removes both. The files of an earlier stay on this host are removed."""
         overlay, plan, netns = self.raise_overlay(book), self.plan(spec), netns_name(spec.name)

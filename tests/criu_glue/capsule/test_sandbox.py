@@ -38,7 +38,7 @@ NOBODY = 65534
 
 
 @pytest.mark.root
-def test_a_room_has_everything_of_its_own(start: Start, plan: SandboxPlan) -> None:
+def test_a_sandbox_has_everything_of_its_own(start: Start, plan: SandboxPlan) -> None:
     host = os.uname().nodename
     spaces = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
     stands = start(
@@ -125,7 +125,7 @@ def test_shared_paths_below_tmp_stay_visible(
     assert ended(stands) == "exit 0"
     assert said(stands) == "already\n"
     assert (shared / "here").read_text() == "new\n"
-    assert not [p for p in plan.tmp.rglob("*") if p.is_file()]  # it is not the room's to carry
+    assert not [p for p in plan.tmp.rglob("*") if p.is_file()]  # it is not the sandbox's to carry
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ SYS_RESOURCE = 24
 
 
 @pytest.mark.root
-def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
+def test_root_in_a_sandbox_does_not_run_the_machine(start: Start) -> None:
     """What it has, and some of what it therefore cannot do."""
     refused = (
         "mknod /tmp/disk b 8 0",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a room's command prints is kept whole and in order, and settling waits for it."""
+"""What a sandbox's command prints is kept whole and in order, and settling waits for it."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start)
 def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
     start: Start, plan: SandboxPlan, tmp_path: Path, keep: int
 ) -> None:
-    """The pre-copy sends what is there, the standstill only what came since. With ``keep`` 3
+    """The pre-copy sends what is there, the freeze only what came since. With ``keep`` 3
     segments go while they are being sent."""
     program = (
         "import os, signal\nfor part in range(4):\n"

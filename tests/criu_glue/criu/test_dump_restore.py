@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real trees, dumped by a real CRIU, held, thawed, and restored into another room."""
+"""Real trees, dumped by a real CRIU, held, thawed, and restored into another sandbox."""
 
 from __future__ import annotations
 
@@ -208,10 +208,10 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
 
 
 @pytest.mark.root
-def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
+def test_a_restored_tree_that_may_not_run_leaves_a_sandbox_for_the_next_attempt(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
-    """The room stays as it was, what lies in its /dev/shm too, and the same image runs at last."""
+    """The sandbox stays as it was, with what lies in its /dev/shm; the same image runs at last."""
     here, there = new_sandboxes.counting(COUNTER), new_sandboxes.empty()
     left = dumped(criu, here, there, place, sink)
     before = count(there)

@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Path:
         ("Can't write: No space left on device", "memory file system for images is full"),
     ],
 )
-def test_known_troubles_have_a_sentence(log: Path, said: str, words: str) -> None:
+def test_known_problems_have_a_sentence(log: Path, said: str, words: str) -> None:
     log.write_text(
         "(00.000001) Version: 4.2.1\n"
         f"(00.100000) Error (criu/somewhere.c:1): {said}\n"
@@ -53,7 +53,7 @@ def test_known_troubles_have_a_sentence(log: Path, said: str, words: str) -> Non
     assert words in explain(log).words
 
 
-def test_an_unknown_trouble_is_told_in_crius_words_without_its_noise(log: Path) -> None:
+def test_an_unknown_problem_is_told_in_crius_words_without_its_noise(log: Path) -> None:
     log.write_text(
         "(00.01) Error (criu/kerndat.c:1): Can't keep kdat cache\n"
         "(00.02) Error (criu/new.c:7): Something nobody has seen\n"

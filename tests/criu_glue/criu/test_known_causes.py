@@ -106,7 +106,7 @@ ELSEWHERE = (
     r"Unseizable non-zombie|Unable to interrupt task: (\d+) \(Operation not permitted\)"
     r"[\s\S]*Unable to detach from \1:",  # test_traced.py: the tracer is outside the capsule
     r"io_uring",  # cannot be: seccomp hides it (capsule_task.c)
-    r"Can't lookup mount=(\d+)",  # cannot be: nobody in a room mounts, and nothing is inherited
+    r"Can't lookup mount=(\d+)",  # cannot be: nobody in a sandbox mounts, and nothing is inherited
 )
 
 
@@ -157,7 +157,7 @@ def test_the_survey_says_before_what_criu_says_after(
 
 
 @pytest.mark.root
-def test_the_socket_is_named_and_those_inside_are_no_trouble(
+def test_the_socket_is_named_and_those_inside_are_no_problem(
     new_sandboxes: SandboxMaker, server: socket.socket, outside: str
 ) -> None:
     program = (

@@ -79,7 +79,7 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
     dumping = threading.Thread(target=dump)
     dumping.start()
     tracker.wait_frozen(time.monotonic() + 10, page_filter.asked)
-    found = tracker.standstill(pages, page_filter.hide)
+    found = tracker.send_final_set(pages, page_filter.hide)
     dumping.join()
     assert errors == []
     assert dumped(sink) < 4e6
@@ -98,7 +98,7 @@ def test_that_they_stand_is_seen(
 ) -> None:
     """By CRIU's own word where somebody comes too late to see it: its own code runs in each process
     then, whose first thread stands no more. Else before it asks for the ranges: what is done
-    meanwhile takes no time of the standstill. That moment is short: on a busy machine the tracker
+    meanwhile takes no time of the freeze. That moment is short: on a busy machine the tracker
     may miss it, as wait_stopped says, so in this test it need not wait for a processor."""
     here = new_sandboxes.counting(HOLDER)
     page_filter, pages = PageFilter(place / "images"), Pages()
@@ -111,7 +111,7 @@ def test_that_they_stand_is_seen(
             tracker.wait_frozen(time.monotonic() + 5, page_filter.asked)
         else:
             pool.submit(tracker.wait_frozen, time.monotonic() + 8).result()
-        tracker.standstill(pages, page_filter.hide)
+        tracker.send_final_set(pages, page_filter.hide)
         dumping.result(5 if told else 30)
     assert dumped(sink) < 4e6
     frozen.thaw()

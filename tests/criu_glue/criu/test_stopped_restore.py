@@ -287,18 +287,18 @@ from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.criu_glue.criu.restore import RestoringTree
 
-room, directory, pipes = pickle.loads(base64.b64decode(sys.argv[1]))
+sandbox, directory, pipes = pickle.loads(base64.b64decode(sys.argv[1]))
 
 def here(*ignored):
     print("here", flush=True)
     time.sleep(600)
 
-tree = RestoringTree(room, directory)
+tree = RestoringTree(sandbox, directory)
 tree.bring_up(tool.find(), pipes, 60, stopped=True)
 {at_hook}
 tree.stop_at_door(60)
 {at_door}
-held = hold_tree(room, lambda pid: spared_threads(pid, -1))
+held = hold_tree(sandbox, lambda pid: spared_threads(pid, -1))
 {held}
 tree.let_run_held(held)
 """

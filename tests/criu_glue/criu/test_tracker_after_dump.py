@@ -131,7 +131,7 @@ class Capsule:
     def _send_rest(self, hidden: dict[int, Ranges]) -> Image:
         """CRIU waits for the ranges meanwhile, so that not even the kernel writes to a task. What
         CRIU does to the tasks after that has to be in the next image."""
-        found = self.tracker.standstill(self.take, hidden.update)
+        found = self.tracker.send_final_set(self.take, hidden.update)
         while wanted := self.store.wants():
             assert self.tracker.again(wanted, self.take) > 0
         self.store.end(read_table(msgspec.msgpack.encode(found.table)))

@@ -88,7 +88,7 @@ def test_names_that_lead_elsewhere(top: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
 def test_nothing_is_put_through_a_link_of_its_own(top: Path, kind: bytes) -> None:
     """While the job runs it may put a link there, and what is behind the link is left out. Once the
-    job stands still, a file would be missing for good."""
+    job is frozen, a file would be missing for good."""
     raw = tar(
         entry("a", tarfile.SYMTYPE, linkname="../outside"),
         entry("a/file", kind),

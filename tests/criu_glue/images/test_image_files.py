@@ -48,7 +48,7 @@ def test_files_that_the_user_could_not_write(plain: Image) -> None:
         plain.check()
 
 
-def test_links_lead_where_they_do_in_the_room(plain: Image) -> None:
+def test_links_lead_where_they_do_in_the_sandbox(plain: Image) -> None:
     plain.make("etc/shadow", 0o600)
     (plain.sandbox / "tmp" / "mine").symlink_to("/etc/shadow")
     plain.reg(500, "/tmp/mine", os.O_RDONLY)

@@ -140,7 +140,7 @@ def test_only_a_task_that_has_ended_need_not(rich: Image) -> None:
 
 
 @pytest.mark.parametrize("number", image_rights.NAMESPACES)
-def test_other_namespaces_than_the_rooms(plain: Image, number: int) -> None:
+def test_other_namespaces_than_those_of_the_sandbox(plain: Image, number: int) -> None:
     plain.change("ids-1001", (number,), 99)
     with pytest.raises(StepFailed, match="namespace that is not the sandbox's"):
         plain.check()

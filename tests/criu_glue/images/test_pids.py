@@ -166,7 +166,7 @@ def test_ids_next_to_the_limit_and_across_it_come_back(
 def moved(
     criu: Criu, here: Sandbox, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> Sandbox:
-    """The room that a tree is in once it was dumped and restored."""
+    """The sandbox that a tree is in once it was dumped and restored."""
     there = new_sandboxes.empty()
     left = dumped(criu, here, there, place, sink)
     left.end()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's C reads this process's own memory, and the destination's C takes the chunks.
 
-No root is needed: nothing is tracked, every page that exists is found as at a standstill.
+No root is needed: nothing is tracked, every page that exists is found as at a freeze.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
 def send(
     memory: Memory, sent: Sent, store: MemoryStore, threads: int, number: int, alone: bool
 ) -> tuple[Regions, int, int]:
-    """Send all pages that the destination may not have, as at a standstill. Return the table, the
+    """Send all pages that the destination may not have, as at a freeze. Return the table, the
     bytes of all chunks, and how many pages were in them."""
     present, stale = Regions(), Regions()
     source_engine.classify(memory.present(), True, sent, present, stale)

@@ -118,7 +118,7 @@ def test_a_move_back_is_heard_again(net: Net, serve: Serve) -> None:
         connected(new, "10.99.7.1", 0.3)
 
 
-def test_a_room_that_waits_is_not_the_place_of_its_address(net: Net, serve: Serve) -> None:
+def test_a_sandbox_that_waits_is_not_the_place_of_its_address(net: Net, serve: Serve) -> None:
     """Even without its lock it is silent, and the source is heard where it is being built."""
     zero, one, _, visitor = settled(net)
     serve(zero, "10.99.7.1", "zero")

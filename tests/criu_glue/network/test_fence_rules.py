@@ -200,7 +200,7 @@ def test_a_fence_that_somebody_flushed_is_laid_again(
     net: Net, serve: Serve, ear: Callable[[str], Ear]
 ) -> None:
     zero, one, beside, _ = settled(net)
-    net.plug("h1", 0, locked=True)  # a room that waits for capsule 0
+    net.plug("h1", 0, locked=True)  # a sandbox that waits for capsule 0
     before = rules(net, "h1")
     with net.on("h1"):
         subprocess.run(["nft", "flush", "ruleset"], check=True)

@@ -144,7 +144,7 @@ def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None
     serve(here, "10.99.7.2", "on h1")
     assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
 
-    there = net.plug("h2", 1, locked=True)  # an empty room: nobody may notice it yet
+    there = net.plug("h2", 1, locked=True)  # an empty sandbox: nobody may notice it yet
     serve(there, "10.99.7.2", "on h2")
     assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
     assert answer_from(beside, "10.99.7.2").startswith("on h1 ")
@@ -171,7 +171,7 @@ def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None
     assert forwarding(net, "h2", 1) == [UNDERLAY["h1"]]
 
 
-def test_an_empty_room_that_is_discarded_leaves_the_address_where_it_was(
+def test_an_empty_sandbox_that_is_discarded_leaves_the_address_where_it_was(
     net: Net, serve: Callable[..., None]
 ) -> None:
     net.raised("h0", "h1", "h2")

@@ -102,7 +102,7 @@ def elsewhere() -> Iterator[int]:
 
 @pytest.mark.root
 def test_a_lock_that_is_prepared_is_there_and_open(elsewhere: int) -> None:
-    """While the job stands still only its flag is turned, which nft need not be started for."""
+    """While the job is frozen only its flag is turned, which nft need not be started for."""
     home = os.readlink("/proc/thread-self/ns/net")
     network_lock.prepare_lock(elsewhere)
     assert os.readlink("/proc/thread-self/ns/net") == home, "this thread came back"

@@ -105,31 +105,31 @@ def test_the_sources_own_directory_is_not_unpacked_into(tmp_path: Path) -> None:
     """On a shared file system that was listed as carried: the hosts see one directory."""
     (tmp_path / "file").write_bytes(b"x")
     mine = measure(str(tmp_path), tmp_path)
-    _, troubles = files_along.check((mine,), tmp_path, "h2")
-    assert len(troubles) == 1
-    assert f"{tmp_path} is the same directory at the source and on h2" in troubles[0][0]
-    assert "files.shared" in troubles[0][1]
-    _, troubles = files_along.check((replace(mine, place=("boot 8:1", "/x")),), tmp_path, "h2")
-    assert troubles == []
+    _, findings = files_along.check((mine,), tmp_path, "h2")
+    assert len(findings) == 1
+    assert f"{tmp_path} is the same directory at the source and on h2" in findings[0][0]
+    assert "files.shared" in findings[0][1]
+    _, findings = files_along.check((replace(mine, place=("boot 8:1", "/x")),), tmp_path, "h2")
+    assert findings == []
 
 
 def test_a_capsules_own_tmp_is_not_unpacked_into_itself(tmp_path: Path) -> None:
     """Two hosts whose state directory is on one shared file system, also when nothing is in /tmp:
-    the room that is built for the capsule would take the place of its directory."""
+    the sandbox that is built for the capsule would take the place of its directory."""
     capsules = tmp_path / "capsules"
     tmp = capsules / "job.0" / "tmp"
     tmp.mkdir(parents=True)
     mine = measure("/tmp", tmp)
     assert (mine.path, mine.size) == ("/tmp", 0)
-    _, troubles = files_along.check((mine,), capsules, "h2")
-    assert len(troubles) == 1
-    assert f"{capsules}, is the same at the source and on h2" in troubles[0][0]
-    assert "paths.state" in troubles[0][1]
+    _, findings = files_along.check((mine,), capsules, "h2")
+    assert len(findings) == 1
+    assert f"{capsules}, is the same at the source and on h2" in findings[0][0]
+    assert "paths.state" in findings[0][1]
     for others in (tmp_path / "h2" / "capsules", tmp_path / "none"):
         if others.name == "capsules":
             others.mkdir(parents=True)
-        _, troubles = files_along.check((mine,), others, "h2")
-        assert troubles == []
+        _, findings = files_along.check((mine,), others, "h2")
+        assert findings == []
 
 
 def test_files_that_have_no_space_at_the_destination_are_refused(
@@ -143,16 +143,16 @@ def test_files_that_have_no_space_at_the_destination_are_refused(
         Along(str(tmp_path), 2, 6 * MB, 0, ("another", "/")),
         Along("/not/there", 0, 0, 0),
     )
-    row, troubles = files_along.check(coming, tmp_path / "capsules", "h2")
+    row, findings = files_along.check(coming, tmp_path / "capsules", "h2")
     assert row == ("files along", "10.5 MB in 5 files, about 0.0 s while it trains")
-    assert troubles == [], "1 MB of it lies there already"
+    assert findings == [], "1 MB of it lies there already"
     free.f_bfree = 8
-    _, troubles = files_along.check(coming, tmp_path / "capsules", "h2")
-    assert "h2 has 8.39 MB free where 9.44 MB of files are to come" in troubles[0][0]
+    _, findings = files_along.check(coming, tmp_path / "capsules", "h2")
+    assert "h2 has 8.39 MB free where 9.44 MB of files are to come" in findings[0][0]
     free.f_bfree = 9
     assert files_along.check(coming, tmp_path / "capsules", "h2")[1] == []
-    _, troubles = files_along.check(coming, tmp_path / "capsules", "h2", output=MB)
-    assert "where 10.5 MB of files are to come" in troubles[0][0], "its output comes there, too"
+    _, findings = files_along.check(coming, tmp_path / "capsules", "h2", output=MB)
+    assert "where 10.5 MB of files are to come" in findings[0][0], "its output comes there, too"
 
 
 def test_more_than_a_pre_copy_can_take_is_refused_with_the_numbers() -> None:

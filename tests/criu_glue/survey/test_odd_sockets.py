@@ -20,7 +20,7 @@ PLAIN = [
 ]
 
 
-def test_plain_ones_are_no_trouble_and_others_are_named_and_nothing_stays_open() -> None:
+def test_plain_ones_are_no_problem_and_others_are_named_and_nothing_stays_open() -> None:
     with contextlib.ExitStack() as stack:
         for family, kind in PLAIN:
             stack.enter_context(socket.socket(family, kind))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of the tree in a room: can it move, what stands in the way, what does it need."""
+"""What is seen of the tree in a sandbox: can it move, what stands in the way, what does it need."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_plain_tree_can_move(start: Start, local: Path) -> None:
 
 
 @pytest.mark.root
-def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign: Path) -> None:
+def test_listed_files_are_no_problem_and_foreign_ones_are(start: Start, foreign: Path) -> None:
     for name in ("shared", "carried", "other"):
         (foreign / name).mkdir()
     program = "; ".join(f"{n[0]} = open('{foreign}/{n}/log', 'a')" for n in ("shared", "carried"))
@@ -249,7 +249,7 @@ def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_direc
 
 
 @pytest.mark.root
-def test_a_child_that_has_ended_and_was_not_waited_for_is_no_trouble(start: Start) -> None:
+def test_a_child_that_has_ended_and_was_not_waited_for_is_no_problem(start: Start) -> None:
     program = "pid = os.fork() or os._exit(0); os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"
     seen = surveyed(start, program, Placement((), ()))
     assert seen.problems == ()

@@ -135,7 +135,7 @@ def test_what_nccl_does_with_its_own_is_not_taken_for_an_applications(
         assert ranks.ask("sum") == ["3", "3"]
 
 
-def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) -> None:
+def test_what_is_only_estimated_is_not_pending(world: World, tmp_path: Path) -> None:
     """One rank asks what a group would take: with the gate open, and while all is down."""
     with commanded(world, tmp_path) as ranks:
         assert ranks.ask("estimate", [0]) == ["0"]

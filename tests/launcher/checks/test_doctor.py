@@ -150,10 +150,10 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_deadlines_are_those_of_the_cluster_file(tmp_path: Path) -> None:
     text = f'{SMALL}[timeouts]\ncollective = 60\n[paths]\nstate = "{tmp_path}/a/b"\n'
     (finding,) = [f for f in examine(None, parse(text, "prod.toml")) if f.check == "deadlines"]
-    ladder = (
+    in_a_line = (
         "heartbeat 0.2 < suspicion 1 < freeze 12 + restore 12 < standstill 30 < collective 60 s"
     )
-    assert finding.found.startswith(f"{ladder} (prod.toml); at worst a thread overslept by ")
+    assert finding.found.startswith(f"{in_a_line} (prod.toml); at worst a thread overslept by ")
     assert re.search(r", fsync took \d+\.\d ms$", finding.found)
     assert not list(tmp_path.iterdir()), "nothing is left"
     (finding,) = [f for f in examine(None) if f.check == "deadlines"]

@@ -14,7 +14,7 @@ from cluster_files import EXAMPLE, SMALL
 from liveshift.launcher.commands import config_cmd
 from liveshift.launcher.show import timeouts_view
 from liveshift.runtime.config.cluster import load, parse
-from liveshift.runtime.config.timeouts import RUNGS
+from liveshift.runtime.config.timeouts import DERIVATIONS
 
 
 def validated(capsys: pytest.CaptureFixture[str], path: Path) -> Any:
@@ -28,8 +28,8 @@ def test_validate_says_good_and_explains_the_deadlines(capsys: pytest.CaptureFix
     assert err == ""
     first, rest = out.split("\n\n", 1)
     assert first.startswith(f'{EXAMPLE}: good: cluster "prod", 3 hosts, ')
-    ladder, rules = rest.split("\n\n")
-    rows = {line.split()[0]: line for line in ladder.splitlines()[1:]}
+    deadlines, rules = rest.split("\n\n")
+    rows = {line.split()[0]: line for line in deadlines.splitlines()[1:]}
     assert list(rows) == [
         "heartbeat",
         "suspicion",
@@ -73,7 +73,7 @@ def test_validate_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_deadline_has_its_words() -> None:
-    assert timeouts_view.REACHED.keys() == RUNGS.keys()
+    assert timeouts_view.REACHED.keys() == DERIVATIONS.keys()
 
 
 def test_show_is_a_cluster_file_with_the_origin_of_each_value(

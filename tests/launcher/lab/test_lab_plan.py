@@ -405,7 +405,7 @@ class TestTasks:
                 tasks.kill([task], seconds=0.05)
             child.kill()
 
-    def test_a_room_is_known_by_what_is_mounted_there(self) -> None:
+    def test_a_sandbox_is_known_by_what_is_mounted_there(self) -> None:
         line = "31 22 8:1 {root} /run/liveshift rw - ext4 /dev/sda1 rw"
         other = "30 22 8:1 / / rw - ext4 /dev/sda1 rw"
         lab = ("8:1", "/var/lib/liveshift-lab/a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standstills on the command line: predicted, coming nearer while memory is copied, and seen."""
+"""Pauses on the command line: predicted, coming nearer while memory is copied, and seen."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Host:
             await self.gates._keep_one(job, closed)
 
     def _ordered_pages(
-        self, _resident: object, known: Container[tuple[int, int]], _trouble: Any
+        self, _resident: object, known: Container[tuple[int, int]], _on_error: Any
     ) -> Iterator[tuple[OrderedPage, int]]:
         directory = os.open(self._folder, os.O_RDONLY)
         try:

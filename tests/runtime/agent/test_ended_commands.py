@@ -25,18 +25,18 @@ from liveshift.runtime.model.jobs import KILLED
 
 class Ended:
     """An agent that reports the end of gpt/1, and the capsule. ``slow``: how often a peer has not
-    read all yet. ``trouble``: what the removal of the network raises. ``refused``: how many reports
+    read all yet. ``failure``: what the removal of the network raises. ``refused``: how many reports
     do not reach the orchestrator. ``ago``: how long ago the end is, by each report."""
 
     def __init__(
         self,
         *,
         slow: int = 0,
-        trouble: Exception | None = None,
+        failure: Exception | None = None,
         dead: bool = False,
         refused: int = 0,
     ) -> None:
-        self.slow, self.trouble, self.refused = slow, trouble, refused
+        self.slow, self.failure, self.refused = slow, failure, refused
         self.ago: list[float] = []
         self.done: list[messages.Message | str] = []
         self.agent = agent = cast(Any, Agent.__new__(Agent))
@@ -69,8 +69,8 @@ class Ended:
 
     def unplug(self) -> None:
         self.done.append("unplugged")
-        if self.trouble is not None:
-            raise self.trouble
+        if self.failure is not None:
+            raise self.failure
 
     def report(self, *, done: int) -> list[messages.Message | str]:
         """What the agent does, once that are so many things."""
@@ -87,7 +87,7 @@ END = messages.CapsuleEnded("gpt/1", 3, 7, 0, 0)
 
 
 def test_the_end_of_a_rank_is_told_even_if_its_network_cannot_be_removed() -> None:
-    ended = Ended(trouble=OSError(12, "Cannot allocate memory"))
+    ended = Ended(failure=OSError(12, "Cannot allocate memory"))
     assert ended.report(done=2) == ["unplugged", END]
 
 

@@ -77,7 +77,7 @@ class Host:
         return process
 
     def ordered_pages(
-        self, _resident: object, known: Container[tuple[int, int]], trouble: Any
+        self, _resident: object, known: Container[tuple[int, int]], on_error: Any
     ) -> Iterator[tuple[OrderedPage, int]]:
         directory = os.open(self.folder, os.O_RDONLY)
         try:
@@ -89,7 +89,7 @@ class Host:
                 try:
                     page = open_ordered(self.folder / name, directory)
                 except PageError as error:
-                    trouble(self.folder / name, error)
+                    on_error(self.folder / name, error)
                     continue
                 yield page, pid
         finally:

@@ -143,7 +143,7 @@ def test_one_that_failed_is_told_with_its_reason(scene: Scene) -> None:
     assert scene.settled() == SwapSettled("stays", str(NO_ROOM))
 
 
-def test_one_that_was_lost_is_told_as_such_when_its_room_is_gone(scene: Scene) -> None:
+def test_one_that_was_lost_is_told_as_such_when_its_sandbox_is_gone(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [STUCK]
     with pytest.raises(StepFailed):
         scene.says(scene.swapper.swap_gpus(SWAP))

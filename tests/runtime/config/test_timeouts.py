@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of deadlines: all from one number, and what is said when numbers do not fit."""
+"""The timeouts: all from one number, and what is said when numbers do not fit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from liveshift.errors import ConfigError
 from liveshift.runtime.config.cluster import parse
 from liveshift.runtime.config.timeouts import (
+    DERIVATIONS,
     LONGEST_STANDSTILL_S,
     RULES,
-    RUNGS,
     TCP_GIVES_UP_S,
     Timeouts,
     breaches,
@@ -63,7 +63,7 @@ def test_the_default_is_torchs_for_nccl_and_nothing_is_given() -> None:
     assert Timeouts().given == {}
     assert Timeouts() == Timeouts(collective=600) == Timeouts(**Timeouts().values)
     assert hash(Timeouts()) == hash(Timeouts(collective=600))
-    assert {f.name for f in fields(Timeouts)} == {*RUNGS, "given"}
+    assert {f.name for f in fields(Timeouts)} == {*DERIVATIONS, "given"}
 
 
 @given(st.floats(30, LONGEST_S))
@@ -87,7 +87,7 @@ def test_less_than_30_seconds_cannot_be_divided(collective: float) -> None:
     assert max(b.limit or 0 for b in breaches({"collective": collective})) == 30
 
 
-def test_a_quicker_suspicion_makes_a_shorter_ladder_possible() -> None:
+def test_a_quicker_suspicion_makes_a_shorter_collective_possible() -> None:
     assert breaches({"collective": 10, "suspicion": 0.3}) == []
 
 

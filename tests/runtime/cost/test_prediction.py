@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predicted standstill in numbers, what it learns of earlier moves, and how these compare."""
+"""The predicted pause in numbers, what it learns of earlier moves, and how these compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.cost import prediction
 from liveshift.runtime.cost.prediction import Lessons, Load, learn, predict, seen, stood
 from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds, Writing
-from liveshift.runtime.model.link_rates import STANDSTILL
+from liveshift.runtime.model.link_rates import PAUSE_RATE
 
 GB = 10**9
 LOOK = 0.01 + 1e9 * 12e-3 / 2**30
@@ -152,7 +152,7 @@ def test_a_stop_fills_fresh_memory_and_a_last_round_what_has_pages_already() -> 
     assert restore(stopped) == pytest.approx(0.016 + 0.48 / 200 + 0.48 / 0.7)
     rounds = prediction.with_memory(stopped, 10**8, 1e9, "")
     assert restore(rounds) == pytest.approx(0.016 + 0.48 / 200 + 0.1 / 11)
-    again = prediction.with_memory(rounds, stopped.memory, STANDSTILL, "")
+    again = prediction.with_memory(rounds, stopped.memory, PAUSE_RATE, "")
     assert again.seconds == pytest.approx(stopped.seconds)
 
 
@@ -184,7 +184,7 @@ def test_what_stops_and_rounds_teach_counts_once() -> None:
     assert part.untaught == pytest.approx(restore(before))
     rounds = prediction.with_memory(stop, 10**8, 1e9, "")
     assert restore(rounds) == pytest.approx(4 * (own + 0.1 / 11))
-    again = prediction.with_memory(rounds, GB, STANDSTILL, "")
+    again = prediction.with_memory(rounds, GB, PAUSE_RATE, "")
     assert restore(again) == pytest.approx(restore(stop))
     taught = learn([moved(stop, restore(stop))] * 3, "pre-copy").factors[prediction.FILLING]
     assert taught == pytest.approx(0.5 + 3 * own * 0.7), "the factor is on the untaught model"

@@ -72,7 +72,7 @@ def test_the_disk_that_is_named_is_a_mount(tmp_path: Path) -> None:
 def test_errors_while_it_is_opened_and_read_are_in_words(
     tmp_path: Path, path: Path, file: JournalFile
 ) -> None:
-    assert file.trouble == ""
+    assert file.problem == ""
     with pytest.raises(JournalError, match="cannot be read: no such table"):
         file.rows("SELECT * FROM absent")
     (tmp_path / "plain").write_text("no directory")
@@ -167,7 +167,7 @@ def test_a_file_that_vanishes_takes_no_writes_and_not_the_backup(
         file.write("INSERT INTO t VALUES (2)")
     assert "stop the orchestrator" in str(caught.value.hint)
     assert f"copy {file.backup} (of " in str(caught.value.hint)
-    assert file.trouble == str(caught.value)
+    assert file.problem == str(caught.value)
     with pytest.raises(JournalError, match="is gone, or another"), file.together():
         raise AssertionError("not begun")
     with pytest.raises(JournalError, match="cannot back the journal up to "):
@@ -177,7 +177,7 @@ def test_a_file_that_vanishes_takes_no_writes_and_not_the_backup(
     assert file.rows("SELECT n FROM t") == [(1,)]
     away.rename(path)
     file.write("INSERT INTO t VALUES (3)")
-    assert file.trouble == ""
+    assert file.problem == ""
 
 
 def test_a_group_of_writes_is_not_kept_if_the_file_vanishes_meanwhile(

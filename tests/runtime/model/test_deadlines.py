@@ -67,14 +67,14 @@ def test_no_span_of_time_is_refused(seconds: float) -> None:
         for_job(cluster(), seconds)
 
 
-def test_a_standstill_runs_out() -> None:
+def test_the_downtime_runs_out() -> None:
     still = FreezeBudget(Timeouts(), began=1000.0)
     assert still.left(1000.0) == 300
     assert still.left(1299.0) == 1
     assert still.left(1301.0) == -1
 
 
-def test_a_move_that_is_on_time_has_all_that_the_ladder_grants() -> None:
+def test_a_move_that_is_on_time_has_all_that_the_timeouts_grant() -> None:
     t = Timeouts()
     still = FreezeBudget(t, began=0.0)
     assert still.for_freeze(0.0) == t.freeze
@@ -85,7 +85,7 @@ def test_a_move_that_is_on_time_has_all_that_the_ladder_grants() -> None:
 def test_a_freeze_that_begins_late_leaves_time_for_a_full_restore() -> None:
     t = Timeouts()
     still = FreezeBudget(t, began=0.0)
-    assert still.for_freeze(45.0) == t.freeze  # what the ladder leaves over
+    assert still.for_freeze(45.0) == t.freeze  # what the timeouts leave over
     assert still.for_freeze(60.0) == t.freeze - 15
     assert still.for_freeze(300.0) == 0
 
@@ -125,7 +125,7 @@ def test_an_image_is_passed_on_only_with_time_for_its_restore() -> None:
 @quick
 def test_whatever_is_handed_out_ends_in_time(collective: float, part: float, attempts: int) -> None:
     """Freezing, then restoring again and again for as long as that is allowed, every answer as
-    late as can be: the undoing begins before the standstill is over."""
+    late as can be: the undoing begins before the downtime is over."""
     t = Timeouts(collective=collective)
     still = FreezeBudget(t, began=0.0)
     now = t.standstill * part / 10

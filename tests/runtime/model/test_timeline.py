@@ -18,7 +18,7 @@ def test_the_time_of_a_recovered_migration_goes_on(ago: float, least: float) -> 
     written = msgspec.structs.replace(row(7), asked=time.time() - ago, seconds=2.0, frozen_s=0.5)
     times = Timeline.of(written)
     assert least <= times.seconds() < least + 5
-    assert 0.5 <= times.standstill() < least + 5
+    assert 0.5 <= times.frozen_seconds() < least + 5
     with times.phase("restore"):
         pass
     assert times.phases[-1].start >= least

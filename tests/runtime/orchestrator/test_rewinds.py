@@ -73,7 +73,7 @@ def test_a_job_that_trains_on_is_left_alone(scene: RewindsScene) -> None:
             await scene.until(lambda: bool(scene.history("rewound")))
 
     asyncio.run(play())
-    assert scene.owners()["a/1"] == ("h2", 3, True), "it was, until it stood still"
+    assert scene.owners()["a/1"] == ("h2", 3, True), "it was, until it was frozen"
 
 
 def test_a_host_that_came_back_without_a_capsule_has_lost_it(scene: RewindsScene) -> None:

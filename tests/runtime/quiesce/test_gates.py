@@ -98,7 +98,7 @@ def test_what_can_never_be_a_boundary_is_not_tried_again() -> None:
         assert host.gate == "open"
 
 
-def test_no_boundary_in_time_says_who_owes_what_and_the_gates_are_open() -> None:
+def test_no_boundary_in_time_says_what_is_pending_and_the_gates_are_open() -> None:
     hosts = two()
     hosts["h1"].stuck = True
     _, error = played(hosts, limits=Timeouts(quiesce=0.05))

@@ -68,7 +68,7 @@ def test_a_boundary_from_arming_to_opening(ranks: list[Process]) -> None:
     assert not gate.report().reached
     first.end()
     second.end()
-    assert not gate.report().reached  # the second owes another
+    assert not gate.report().reached  # another of the second is pending
     assert second.begin() == GO
     second.end()
     assert gate.report().reached
@@ -90,7 +90,7 @@ def test_a_raise_is_told_and_an_older_aim_ignored(lib: Any, ranks: list[Process]
     gate = armed(one)
     gate.announced()
     gate.aim(1, {WORLD: 0, next(i for i in ids(one) if i != WORLD): 2})
-    assert one.begin() == GO  # on the way to what it owes
+    assert one.begin() == GO  # on the way to what is pending
     assert gate.report().numbers == {WORLD: 1}
     gate.aim(2, {WORLD: 1})
     gate.aim(1, {WORLD: 7})
@@ -292,7 +292,7 @@ def test_what_stands_against_a_boundary_is_told(
     lib.sim_process_end(nameless.gate)
 
 
-def test_who_owes_what_and_where_its_threads_are(ranks: list[Process]) -> None:
+def test_who_is_behind_with_what_and_where_its_threads_are(ranks: list[Process]) -> None:
     one, other = ranks[:2]
     one.begin()
     gate = armed(one, other)

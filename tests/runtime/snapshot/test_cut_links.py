@@ -32,7 +32,7 @@ ONE, OTHER = "gpt/0", "gpt/1"
 
 
 class Scene:
-    """The job gpt on h0 and h2, which stands still; all hosts are heard. ``reach``: what each other
+    """The job gpt on h0 and h2, which is frozen; all hosts are heard. ``reach``: what each other
     host answers when it is asked; one that is not in it does not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -402,9 +402,9 @@ def test_a_capsule_that_is_not_back_on_its_gpus_is_named() -> None:
     stage.fail("ThawCapsule gpt/1", StepFailed("gpu restore", "too little memory"))
     snapshot = play(stage)
     assert snapshot.generation is not None
-    (trouble,) = snapshot.troubles
-    assert "gpt/1 did not go on at once on h1: " in trouble
-    assert "too little memory" in trouble
+    (problem,) = snapshot.problems
+    assert "gpt/1 did not go on at once on h1: " in problem
+    assert "too little memory" in problem
 
 
 SCRATCH = replace(SURVEY, along=(Along("/tmp", 5, 9, 0), Along("/scratch", 2, 9, 0)))

@@ -54,7 +54,7 @@ def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
     lanes.finish()
     assert wire_bytes(lanes) < lanes.bytes / 2
     sent, all_sent = wire_bytes(lanes), lanes.bytes
-    lanes.until = 1e18  # the job stands still
+    lanes.until = 1e18  # the job is frozen
     slots.send(lanes, [0])
     lanes.finish()
     assert wire_bytes(lanes) - sent < (lanes.bytes - all_sent) / 2

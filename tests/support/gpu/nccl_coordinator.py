@@ -374,15 +374,15 @@ class Attempt:
                 return mine == (self.number, self.version, want)
 
             self._wait_long(answered, f"{want.name} of rank {each.rank}")
-        troubles = []
+        problems = []
         for each in self.pages:
             answer = each.answer()
             if answer["done_want"] == want and answer["done_result"]:
                 words = answer["message"].split(b"\0")[0].decode()
                 name = errno.errorcode.get(answer["done_result"], "?")
-                troubles.append(f"rank {each.rank}: {name}: {words}")
-        if troubles:
-            raise Refused("; ".join(troubles))
+                problems.append(f"rank {each.rank}: {name}: {words}")
+        if problems:
+            raise Refused("; ".join(problems))
 
     def _wait_long(self, condition: Callable[[], bool], what: str) -> None:
         def met() -> bool:

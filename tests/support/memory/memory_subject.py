@@ -58,7 +58,7 @@ class Subject:
 
     @contextmanager
     def standing(self, *others: int) -> Iterator[None]:
-        """It and the others stand still meanwhile, as to the memory."""
+        """It and the others are frozen meanwhile, as to the memory."""
         for pid in (self.pid, *others):
             os.kill(pid, signal.SIGSTOP)
             until(lambda: state(pid) == "T")  # noqa: B023 - called in this turn only

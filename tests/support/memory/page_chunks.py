@@ -71,7 +71,7 @@ class Pages:
         assert len(chunk) == (at if at > PAGE else 20 + 16 * count), "more than its runs explain"
 
     def differences(self, pid: int, inner: int, table: dict[int, dict[str, object]]) -> list[str]:
-        """Where a process that stands still and what came of it are not the same."""
+        """Where a frozen process and what came of it are not the same."""
         found = []
         row = table[inner]
         assert row["incarnation"] == self.incarnations.get(inner, row["incarnation"])

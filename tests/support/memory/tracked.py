@@ -34,7 +34,7 @@ def tracker(job: Subject) -> Iterator[MemoryTracker]:
 def finish(job: Subject, tracker: MemoryTracker, pages: Pages, *others: int) -> FrozenSet:
     """The last pass; all there is must have come as it is."""
     with job.standing(*others):
-        found = tracker.standstill(pages)
+        found = tracker.send_final_set(pages)
         for pid in (job.pid, *others):
             assert pages.differences(pid, pid, found.table) == []
     return found

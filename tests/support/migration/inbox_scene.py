@@ -30,7 +30,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Room:
+class SandboxDouble:
     plan: Plan
     root: Path
 
@@ -42,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Resident:
-    sandbox: Room
+    sandbox: SandboxDouble
     spec: Spec = Spec()
 
 
@@ -55,7 +55,7 @@ class Host:
         self.images = place / "images" / "m1"
         self.source = place / "source"
         self.carried = place / "carried"
-        self.resident = Resident(Room(Plan(place / "tmp", place / "log"), place / "root"))
+        self.resident = Resident(SandboxDouble(Plan(place / "tmp", place / "log"), place / "root"))
         self.ahead: Any = SimpleNamespace(begin=lambda *_, **__: None, halt=lambda: None, lost="")
         self.inbox = self.again()
         self.sent: dict[str, bytes] = {}

@@ -96,7 +96,7 @@ class Scene:
             monkeypatch.setattr(module, name, self.noted(name))
 
     def make(self, criu: Any = None) -> Any:
-        """One whose image is complete. ``criu`` puts memory into its room ahead."""
+        """One whose image is complete. ``criu`` puts memory into its sandbox ahead."""
         here: Any = IncomingMigration(
             self.reserve,
             self.resident,

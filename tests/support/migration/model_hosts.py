@@ -143,7 +143,7 @@ class Hosts:
             yield send(s, "O", "Answer", number, "Refused", "")
             return
         if mine is None:
-            # A room for the capsule: what another migration had there is overwritten.
+            # A sandbox for the capsule: what another migration had there is overwritten.
             s = put(s, name, h._replace(arrivals=(Arrival(m, epoch, h.boot_id),)))
         yield send(s, "O", "Answer", number, "Reserved", mine.boot_id if mine else h.boot_id)
 

@@ -138,7 +138,7 @@ class Orchestrator:
         is not said it may be that nothing changes: the write is refused."""
         if not self.p.may_pass(Owner(*s.owner), still):
             if still:
-                raise Violation("a capsule that stands still cannot move")
+                raise Violation("a frozen capsule cannot move")
             return s, []
         after = s._replace(owner=(host, s.owner[1] + 1, False))
         if not s.budget.orchestrator:

@@ -33,14 +33,14 @@ ROOT = User(0, 0)
 
 
 class Image:
-    """An image directory, and the room its paths lead into."""
+    """An image directory, and the sandbox its paths lead into."""
 
     def __init__(self, place: Path, name: str) -> None:
         self.directory = place / "images"
         self.directory.mkdir()
         with tarfile.open(SEEDS / f"{name}.tar.xz") as archive:
             archive.extractall(self.directory)
-        self.sandbox = place / "room"
+        self.sandbox = place / "sandbox"
         for folder in ("tmp", "dev/shm", "usr/bin", "etc"):
             (self.sandbox / folder).mkdir(parents=True)
         for folder in ("tmp", "dev/shm"):

@@ -114,7 +114,7 @@ class WatchedEarlyCriu(EarlyCriu):
 
 
 class Stage:
-    """A tree that was dumped, a room for it and a store with its pages, some of them old."""
+    """A tree that was dumped, a sandbox for it and a store with its pages, some of them old."""
 
     def __init__(self, scene: Scene, program: str) -> None:
         self.scene = scene
@@ -133,7 +133,7 @@ class Stage:
             }
             for chunk in memory_parts.chunks(pid, old):
                 self.store.write(chunk)
-            # What is no longer there at the standstill: beside pages that are.
+            # What is no longer there at the freeze: beside pages that are.
             for at in [at for at in pages if at + PAGE not in pages][:200]:
                 self.store.write(memory_parts.chunk(pid, [(at + PAGE, 1, DATA)], b"gone" * 1024))
 
@@ -151,7 +151,7 @@ class Stage:
         self.store.end(memory_parts.table(self.parted.memory))
 
     def send_again(self) -> None:
-        """All of it, once the tree stands still."""
+        """All of it, once the tree is frozen."""
         for pid, pages in self.parted.memory.items():
             for chunk in memory_parts.chunks(pid, pages):
                 self.store.write(chunk)

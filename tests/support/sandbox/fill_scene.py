@@ -93,7 +93,7 @@ class Scene:
         with ThreadPoolExecutor(1) as pool:
             dump = pool.submit(frozen.dump, self.criu, self.sink, 60, page_filter)
             tracker.wait_frozen(time.monotonic() + 60, page_filter.asked)
-            last = tracker.standstill(take, page_filter.hide)
+            last = tracker.send_final_set(take, page_filter.hide)
             dump.result()
         assert page_filter.asked()
         output.settle(here)

@@ -160,7 +160,7 @@ def states(stands: Sandbox) -> set[str]:
 
 @dataclass(frozen=True)
 class Dumped:
-    """A tree that stands still in its sandbox; all that the other sandbox needs of it has
+    """A tree that is frozen in its sandbox; all that the other sandbox needs of it has
     come there."""
 
     here: Sandbox

@@ -100,7 +100,7 @@ def scene(criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink) -> S
 def arrive(
     scene: Scene, stores: list[MemoryStore], program: str = CHECKED
 ) -> tuple[Parted, Sandbox]:
-    """Its memory is in a store and its files are in a room; the source has ended."""
+    """Its memory is in a store and its files are in a sandbox; the source has ended."""
     parted = scene.part(program)
     there = scene.new_sandboxes.empty()
     parted.bring_files(there)
@@ -207,7 +207,7 @@ def test_a_tree_of_several_processes_and_threads(scene: Scene, stores: list[Memo
 
 
 @pytest.mark.root
-def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
+def test_a_tree_that_criu_cannot_restore_leaves_a_sandbox_for_the_next_attempt(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
     data = scene.place.parent / "data.bin"

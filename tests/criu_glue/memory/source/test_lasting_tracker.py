@@ -53,7 +53,7 @@ class Holder:
 
     def keep(self, tracker: MemoryTracker) -> FrozenSet:
         """The final dirty set and the table come, of processes that stand."""
-        found = tracker.standstill(self.take)
+        found = tracker.send_final_set(self.take)
         while wanted := self.store.wants():
             assert tracker.again(wanted, self.take) > 0
         self.store.end(read_table(msgspec.msgpack.encode(found.table)))
@@ -187,7 +187,7 @@ def test_a_freeze_that_was_stopped_leaves_nothing_out_of_the_next(
     write(job, list(range(1500)), 1)
     tracker.stopped = lambda: True
     with job.standing(), pytest.raises(PullStopped):
-        tracker.standstill(holder.take)
+        tracker.send_final_set(holder.take)
     tracker.stopped = lambda: False
     snapshot(job, tracker, holder)
 

@@ -64,13 +64,13 @@ def test_whatever_a_tree_does_meanwhile(seed: int) -> None:
             stop_all([process.pid])  # its children begin no more
             everybody = tasks()
             stop_all(everybody)
-            found = tracker.standstill(pages)
+            found = tracker.send_final_set(pages)
             for pid in everybody:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     if state(pid) == "T":
                         assert pages.differences(pid, pid, found.table) == []
                         assert pid in found.table
-            assert tracker.standstill(pages).sent_bytes == 0
+            assert tracker.send_final_set(pages).sent_bytes == 0
             assert process.poll() is None
             assert processes > 1
             assert min(pages.kinds.values()) > 100

@@ -67,10 +67,10 @@ def test_a_round_that_is_not_worth_it_sends_nothing_and_loses_nothing(
     job.do("[put(page, 5) for page in range(100, 300)]")
     with pytest.raises(PullStopped):
         tracker.round(pages, listed=refuse)
-    assert finish(job, tracker, pages).dirty_bytes >= 200 * PAGE, "or at the standstill"
+    assert finish(job, tracker, pages).dirty_bytes >= 200 * PAGE, "or at the freeze"
 
 
-def test_what_was_never_sent_before_comes_at_the_standstill(
+def test_what_was_never_sent_before_comes_at_the_freeze(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:
     assert finish(job, tracker, pages).dirty_bytes > MANY * PAGE
@@ -275,7 +275,7 @@ def test_a_process_that_ends_while_it_is_read_is_forgotten(
     assert set(found.table) == {job.pid}
 
 
-def test_a_process_that_ends_at_the_standstill_is_named(
+def test_a_process_that_ends_at_the_freeze_is_named(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:
     job.do("child = os.fork() or signal.pause()")
@@ -287,7 +287,7 @@ def test_a_process_that_ends_at_the_standstill_is_named(
             until(lambda: state(child) == "Z")
 
         with pytest.raises(StepFailed, match=rf"memory: .*{child}"):
-            tracker.standstill(pages, ending)
+            tracker.send_final_set(pages, ending)
 
 
 def test_without_room_it_waits_and_touches_nothing_that_is_under_way(job: Subject) -> None:

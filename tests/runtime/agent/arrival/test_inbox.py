@@ -122,7 +122,7 @@ def test_a_manifest_is_not_taken_beyond_its_limit(
         host.end(bytes(101))
 
 
-def test_what_was_gone_again_at_the_standstill_has_not_come(host: Host) -> None:
+def test_what_was_gone_again_at_the_freeze_has_not_come(host: Host) -> None:
     """Else an old copy of it that lies here would be taken for one that came, and stay."""
     for name in ("kept", "gone"):
         (host.source / name).write_text(name)

@@ -47,7 +47,7 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
     image = ["prepare", "forget", "mark", "make_relative"]
     assert scene.done == ["inbox closed", "reconcile", *image, "bring_up"]
     assert [phase.name for phase in watch.phases] == ["verify", "restore"]
-    assert all(phase.frozen for phase in watch.phases), "the job stands still so long"
+    assert all(phase.frozen for phase in watch.phases), "the job is frozen so long"
     assert watch.phases[0].detail == "2 streams"
     assert watch.phases[1].bytes == 5
     scene.done.clear()

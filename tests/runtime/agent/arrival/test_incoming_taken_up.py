@@ -89,7 +89,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch)
 
 
-def test_a_complete_image_in_a_room_that_stands_is_taken_up(scene: Scene) -> None:
+def test_a_complete_image_in_a_sandbox_that_stands_is_taken_up(scene: Scene) -> None:
     scene.complete("image:core-1.img")
     here = scene.again()
     assert here is not None
@@ -159,7 +159,7 @@ def test_one_whose_memory_is_gone_is_taken_up_if_it_may_run(scene: Scene, noted:
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_one_whose_room_has_ended_is_not_taken_up(scene: Scene, noted: bool) -> None:
+def test_one_whose_sandbox_has_ended_is_not_taken_up(scene: Scene, noted: bool) -> None:
     scene.first = scene.arrive(since=started(OURS) + 1)
     scene.complete("image:core-1.img")
     if noted:

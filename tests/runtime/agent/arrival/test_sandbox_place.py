@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from image_edits import encode
-from inbox_scene import Host, Plan, Resident, Room
+from inbox_scene import Host, Plan, Resident, SandboxDouble
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.files import trees
@@ -28,7 +28,7 @@ class Scratch:
     def __init__(self, top: Path, *, back: bool = True, name: str = "r4.1") -> None:
         self.carried = top / "scratch"
         self.images = top / name
-        resident: Any = Resident(Room(Plan(top / "tmp", top / "log"), top / "root"))
+        resident: Any = Resident(SandboxDouble(Plan(top / "tmp", top / "log"), top / "root"))
         for path in (self.carried, self.images, top / "tmp", top / "nothing"):
             path.mkdir()
         placement = Placement((), (str(self.carried),))

@@ -172,7 +172,9 @@ def test_what_was_removed_is_not_removed_again_where_the_devices_were_not_droppe
     assert gone.phase is OutgoingPhase.MOVED
 
 
-def test_devices_that_are_lost_end_the_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_are_lost_end_the_sandbox(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone: Any = scene.outgoing
     gone._frozen.devices = Devices(scene, DeviceLost("gpu restore", "it hangs"))
     monkeypatch.setattr(sandboxes, "end", lambda sandbox: scene.done.append(f"end {sandbox.init}"))
@@ -429,7 +431,7 @@ def test_the_rounds_are_asked_what_their_memory_is_asked(scene: Scene) -> None:
     assert memory.chosen is way
 
 
-def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_at_the_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds stop first; all lanes have the freeze's deadline, and none after the promise; whatever
     happens, nothing of it goes on afterwards."""
     gone: Any = scene.outgoing

@@ -182,7 +182,7 @@ class Named(Counted):
             again=self._send,
             wait_frozen=lambda *_: None,
             close=lambda: None,
-            standstill=lambda *_: FrozenSet(0, 0, {}, {}, 0.0),
+            send_final_set=lambda *_: FrozenSet(0, 0, {}, {}, 0.0),
         )
         self.tracker = tracker
 
@@ -210,7 +210,7 @@ def test_named_pages_are_asked_for_until_the_destination_lacks_none() -> None:
     made.close()
 
 
-def test_so_they_are_at_the_standstill_before_the_table_goes() -> None:
+def test_so_they_are_at_the_freeze_before_the_table_goes() -> None:
     made, table = Named(*LACKS), list[int]()
     wire: Any = SimpleNamespace(send=lambda *_: table.append(len(made.sent)))
     page_filter: Any = SimpleNamespace(asked=None, hide=None)

@@ -178,7 +178,7 @@ def test_whatever_it_costs_the_rate_is_sane(dear: float, rate: float) -> None:
 
 
 def test_cpu_time_of_a_pause_was_not_for_reading() -> None:
-    """Hours of heartbeats, a standstill, the move of another."""
+    """Hours of heartbeats, a freeze, the move of another."""
     job = Job(1.0)
     pace = job.pace(usual=0)
     play(job, pace, 10)

@@ -25,7 +25,7 @@ A, B = SOURCE.gpus[0].uuid, THERE.gpus[0].uuid
 STREAMED = gpu_survey(process({A: 80 * GIB}, movable=79 * GIB))
 
 
-def trouble(
+def finding(
     of: GpuSurvey = STREAMED, here: GpuHost | None = THERE, why: str = ""
 ) -> PreflightFinding:
     """The only thing that is against it."""
@@ -77,23 +77,23 @@ def test_a_capsule_without_cuda_processes_needs_none() -> None:
 
 def test_what_the_source_has_found_is_against_it() -> None:
     found = ("process 1002 (python): managed memory", "allocate with cudaMalloc")
-    assert trouble(msgspec.structs.replace(STREAMED, problems=[found])) == found
+    assert finding(msgspec.structs.replace(STREAMED, problems=[found])) == found
     assert plan(gpu_survey(problems=[found]), None, "", {}, "h1").findings == [found]
 
 
 def test_no_helper_there() -> None:
-    what, hint = trouble(here=None, why="no NVIDIA driver is installed")
+    what, hint = finding(here=None, why="no NVIDIA driver is installed")
     assert what == "h1 has no usable GPU: no NVIDIA driver is installed"
     assert "liveshift doctor" in hint
     hanging = msgspec.structs.replace(THERE, gpus=[], why_none="NVML did not answer within 20 s")
-    assert trouble(here=hanging)[0] == ("h1 has no usable GPU: NVML did not answer within 20 s")
+    assert finding(here=hanging)[0] == ("h1 has no usable GPU: NVML did not answer within 20 s")
 
 
 @pytest.mark.parametrize(
     ("driver", "kind"), [("570.86", "older"), ("580.82", "older"), ("590.44.01", "newer")]
 )
 def test_another_driver(driver: str, kind: str) -> None:
-    what, hint = trouble(here=msgspec.structs.replace(THERE, driver=driver))
+    what, hint = finding(here=msgspec.structs.replace(THERE, driver=driver))
     assert what == f"the driver on h1, {driver}, is {kind} than 580.159 at the source"
     assert "install the same one" in hint
 
@@ -102,7 +102,7 @@ def test_a_driver_that_is_too_old_for_another_gpu() -> None:
     source = msgspec.structs.replace(SOURCE, driver="570.86", cuda=(12, 8), can_remap=False)
     there = msgspec.structs.replace(source, gpus=THERE.gpus)
     of = msgspec.structs.replace(STREAMED, host=source)
-    what, hint = trouble(of, there)
+    what, hint = finding(of, there)
     assert what.startswith("the driver on h1, 570.86 (CUDA 12.8), cannot restore onto another GPU")
     assert "13.0 (580)" in hint
     assert plan(of, source, "", {}, "h1").findings == []  # the same GPU, seen from both hosts
@@ -111,24 +111,24 @@ def test_a_driver_that_is_too_old_for_another_gpu() -> None:
 def test_a_driver_that_restores_nothing() -> None:
     old = {"driver": "560.35", "cuda": (12, 6)}
     of = msgspec.structs.replace(STREAMED, host=msgspec.structs.replace(SOURCE, **old))
-    what, _ = trouble(of, msgspec.structs.replace(THERE, **old))
+    what, _ = finding(of, msgspec.structs.replace(THERE, **old))
     assert "560.35 (CUDA 12.6), cannot restore a checkpoint" in what
 
 
 def test_no_gpu_for_it() -> None:
     full = msgspec.structs.replace(THERE, gpus=[gpu("b", 0, free_bytes=GIB)])
-    what, hint = trouble(here=full)
+    what, hint = finding(here=full)
     assert "GPU 0 (GPU-b0000000) has 1.07 GB free, 86.2 GB needed" in what
     assert "free GPU" in hint
     taken = msgspec.structs.replace(THERE, taken={B: "is promised to gpt/2 (m9)"})
-    assert "is promised to gpt/2 (m9)" in trouble(here=taken)[0]
+    assert "is promised to gpt/2 (m9)" in finding(here=taken)[0]
     assert plan(STREAMED, taken, "", {A: B}, "h1").findings == []  # somebody has asked for that one
 
 
 def test_memory_of_the_source_for_the_drivers_copy() -> None:
     """Device memory may be larger than what its host has."""
     plain = gpu_survey(process({A: 80 * GIB}, 0, "it has no arena"), memory=64 * GIB)
-    what, hint = trouble(plain)
+    what, hint = finding(plain)
     assert what == (
         "the source has not enough host memory: the driver copies 85.9 GB of device memory into"
         " the processes, 68.7 GB are available"

@@ -36,7 +36,7 @@ def seen(
     return survey_devices(survey(found), pages, driver, host, 64 * GIB)
 
 
-def trouble(*args: Any, **kwargs: Any) -> tuple[str, str]:
+def finding(*args: Any, **kwargs: Any) -> tuple[str, str]:
     """The only thing that stands in the way."""
     found = seen(*args, **kwargs)
     assert found is not None
@@ -79,7 +79,7 @@ def test_why_the_driver_copies_it(of: ProcessState | None, host: GpuHost, words:
 
 def test_what_its_page_tells_is_passed_on() -> None:
     managed = ProcessObstacle("1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc")
-    assert trouble(of=page(1002, GIB, 0, managed)) == (
+    assert finding(of=page(1002, GIB, 0, managed)) == (
         "process 1002 (python): 1 piece (4096 bytes) of managed memory",
         "allocate with cudaMalloc",
     )
@@ -117,7 +117,7 @@ def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
     ],
 )
 def test_company_that_a_checkpoint_does_not_bear(found: GpuTask, words: str, remedy: str) -> None:
-    what, hint = trouble(found, of=page(arena=GIB))
+    what, hint = finding(found, of=page(arena=GIB))
     assert what.startswith("process 1002 (python) ")
     assert words in what
     assert remedy in hint
@@ -133,7 +133,7 @@ def test_company_that_a_checkpoint_does_not_bear(found: GpuTask, words: str, rem
 def test_gpus_that_no_driver_can_leave(fields: dict[str, bool], words: str, remedy: str) -> None:
     gpus = [gpu("a", 0, **fields), gpu("a", 1)]
     host = msgspec.structs.replace(HOST, gpus=gpus)
-    what, hint = trouble(of=page(arena=GIB), host=host)
+    what, hint = finding(of=page(arena=GIB), host=host)
     assert what == words
     assert remedy in hint
     elsewhere = seen(of=page(arena=GIB), host=host, used={gpus[1].uuid: GIB})
@@ -143,28 +143,28 @@ def test_gpus_that_no_driver_can_leave(fields: dict[str, bool], words: str, reme
 
 def test_a_driver_that_takes_no_checkpoint() -> None:
     old = msgspec.structs.replace(HOST, driver="565.57", cuda=(12, 7))
-    what, hint = trouble(of=page(arena=GIB), host=old)
+    what, hint = finding(of=page(arena=GIB), host=old)
     assert what == "the driver 565.57 (CUDA 12.7) cannot take a checkpoint"
     assert "CUDA 12.8 (570)" in hint
 
 
 def test_a_host_whose_gpus_are_not_told() -> None:
     hanging = msgspec.structs.replace(HOST, gpus=[], why_none="NVML did not answer within 20 s")
-    what, _ = trouble(of=page(arena=GIB), host=hanging, used={})
+    what, _ = finding(of=page(arena=GIB), host=hanging, used={})
     assert what == "NVML names no GPU at the source: NVML did not answer within 20 s"
 
 
 def test_states_that_are_somebody_elses() -> None:
-    what, hint = trouble(of=page(arena=GIB), state=Cuda.LOCKED)
+    what, hint = finding(of=page(arena=GIB), state=Cuda.LOCKED)
     assert what == "process 1002 (python) is LOCKED: another tool checkpoints it"
     assert "other tool" in hint
-    what, hint = trouble(of=page(arena=GIB), state=Cuda.FAILED)
+    what, hint = finding(of=page(arena=GIB), state=Cuda.FAILED)
     assert "has lost its GPU state" in what
     assert "ended" in hint
 
 
 def test_forked_children_are_told_how_to_be_avoided() -> None:
-    what, hint = trouble(state=None)
+    what, hint = finding(state=None)
     assert "process 1002 (python) holds NVIDIA's device files and is no CUDA process" in what
     assert "DataLoader" in what
     assert 'multiprocessing_context="spawn"' in hint
@@ -173,7 +173,7 @@ def test_forked_children_are_told_how_to_be_avoided() -> None:
 
 
 def test_one_that_watches_by_nvml() -> None:
-    what, hint = trouble(replace(ONE, libcuda=False, name="gpu_stats"), state=None)
+    what, hint = finding(replace(ONE, libcuda=False, name="gpu_stats"), state=None)
     assert "process 1002 (gpu_stats)" in what
     assert "NVML" in what
     assert "outside of the job" in hint

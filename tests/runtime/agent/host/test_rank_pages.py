@@ -53,7 +53,7 @@ class Capsule:
         self.pages = root / sandboxes.PAGES.lstrip("/")
         self.pages.mkdir(parents=True)
         self.processes: list[subprocess.Popen[str]] = []
-        self.trouble: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
 
     def start(self, fate: str = "rank", raw: bytes | None = None, pid: int = 0) -> int:
         """A process with a file of its pid, which it maps unless it is a stranger to that file."""
@@ -74,14 +74,14 @@ class Capsule:
         sandbox = SimpleNamespace(root=self.root, init=os.getpid())
         resident: Any = SimpleNamespace(sandbox=sandbox)
         seen = []
-        for page, pid in ordered_pages(resident, trouble=self._note):
+        for page, pid in ordered_pages(resident, on_error=self._note):
             assert page.pid == pid
             seen.append(pid)
             page.close()
         return seen
 
     def _note(self, path: Path, error: PageError) -> None:
-        self.trouble[path.name] = error.message
+        self.errors[path.name] = error.message
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_page_of_an_ended_rank_is_not_that_of_a_stranger_with_its_pid(
     capsule.start("stranger")
     rank = capsule.start()
     assert capsule.found() == [rank]
-    assert not capsule.trouble
+    assert not capsule.errors
 
 
 @pytest.mark.parametrize("fate", ["rank", "stranger"])
@@ -161,8 +161,8 @@ def test_a_living_ranks_page_that_cannot_be_used_is_named(capsule: Capsule) -> N
     other = capsule.start(pid=1)
     short = capsule.start(raw=bytes(layout.HEADER_SIZE))
     assert capsule.found() == []
-    assert "it is the page of process 1" in capsule.trouble[str(other)]
-    assert "begins with" in capsule.trouble[str(short)]
+    assert "it is the page of process 1" in capsule.errors[str(other)]
+    assert "begins with" in capsule.errors[str(short)]
 
 
 def test_where_it_cannot_be_said_whether_a_page_is_mapped_no_rank_is_left_out(
@@ -179,7 +179,7 @@ def test_where_it_cannot_be_said_whether_a_page_is_mapped_no_rank_is_left_out(
 
     monkeypatch.setattr(proc_text, "read", read)
     assert capsule.found() == []
-    assert "Too many open files" in capsule.trouble[str(rank)]
+    assert "Too many open files" in capsule.errors[str(rank)]
 
 
 FORKS = """
@@ -228,4 +228,4 @@ def test_a_rank_of_torch_and_its_forked_child_are_found(capsule: Capsule, tmp_pa
         rank.stdin.close()
         assert rank.wait(60) == 0
     assert capsule.found() == []
-    assert not capsule.trouble
+    assert not capsule.errors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dry run predicts a standstill, and the move that follows holds it against what was seen."""
+"""A dry run predicts a pause, and the move that follows holds it against what was seen."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: 
     assert f"the journal {journal.file.path} cannot be written: the disk at /" in str(said)
     assert "is full" in str(said)
     assert "free some space" in str(said.hint)
-    assert journal.file.trouble == str(said)
+    assert journal.file.problem == str(said)
     assert journal.taints() == {}
     empty(journal)
     journal.set_taint("h1", "ECC errors", "root")
     assert journal.taints() == {"h1": ("ECC errors", "root")}
-    assert journal.file.trouble == ""
+    assert journal.file.problem == ""
 
 
 def test_a_line_of_the_history_is_lost_rather_than_what_it_tells_of(journal: Journal) -> None:
