@@ -157,9 +157,7 @@ class ThreadHold:
             # A word on the stack may be left over from an earlier call. Most calls end when the GPU
             # has done its work, so a thread that has slept for IDLE_S is probably in no call. If it
             # is in one, the driver's lock fails before any memory has left the process.
-            before = {tid: threads.run_so_far(tid) for tid in {*inside, *idle}}
-            time.sleep(IDLE_S)
-            idle = {tid for tid, seen in before.items() if seen == threads.run_so_far(tid) != ""}
+            idle = threads.asleep({*inside, *idle}, IDLE_S)
 
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.

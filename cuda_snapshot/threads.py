@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 
 from .. import proc_text
 from ..errors import StepFailed
 
 _GONE = (FileNotFoundError, ProcessLookupError)
+
+LOOKS = 10
+"""A thread is looked at so often before it is said to have slept all the time."""
 
 
 def of(pid: int) -> list[int]:
@@ -40,6 +44,19 @@ def run_so_far(tid: int) -> str:
         return f"{_read(tid, 'schedstat').split(maxsplit=1)[:1]} {switches}"
     except _GONE:
         return ""
+
+
+def asleep(tids: Iterable[int], seconds: float) -> set[int]:
+    """Wait for so many seconds, and return the threads that have slept all the time.
+
+    They are looked at LOOKS times. If the whole machine stands still meanwhile, as a virtual one
+    may, a thread that waits for another one for a moment only runs before the next look.
+    """
+    seen = {tid: run_so_far(tid) for tid in tids}
+    for _ in range(LOOKS):
+        time.sleep(seconds / LOOKS)
+        seen = {tid: before for tid, before in seen.items() if before == run_so_far(tid) != ""}
+    return set(seen)
 
 
 def ended(tid: int) -> bool:
