@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -186,10 +185,8 @@ up(sys.argv[1], 3)
 
 
 class TestDaemons:
-    def test_up_is_quick_and_its_daemons_can_be_stopped_and_started(self, name: str) -> None:
-        began = time.monotonic()
+    def test_its_daemons_can_be_stopped_and_started(self, name: str) -> None:
         lab = labs.up(name, 3)
-        assert time.monotonic() - began < 10  # about 2 s on two free cores
         assert lab.state == "up"
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(lab.socket))

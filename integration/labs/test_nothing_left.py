@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -74,7 +73,7 @@ def test_hosts_keep_nothing_of_a_capsule_that_left(session: LabSession) -> None:
 
 def assert_traces(session: LabSession, host: str, expected: str) -> None:
     with suppress(AssertionError):
-        eventually(lambda: traces(session, host) == expected, "the last of it to go", 5)
+        eventually(lambda: traces(session, host) == expected, "the last of it to go")
     assert traces(session, host) == expected
 
 
@@ -107,9 +106,7 @@ def test_lab_up_killed(session: LabSession, moment: str) -> None:
         return f"ls-{session.name}-{name}" in wiring.namespaces(session.name)
 
     with session.popen("lab", "up", session.name, "--hosts", "4") as making:
-        until = time.monotonic() + 20
-        while not reached():
-            assert time.monotonic() < until
+        eventually(reached, moment)
         making.send_signal(signal.SIGKILL)
     assert labs.leftovers(session.name), "it was killed after it had ended"
     session.down()

@@ -51,8 +51,9 @@ def lab(held: Held, new_lab: NewLab) -> LabSession:
 
 @pytest.fixture(scope="module")
 def free_lab(held: Held, new_lab: NewLab) -> LabSession:
-    """Another one, with a spare for a job of two."""
-    return new_lab("--hosts", "3")
+    """Another one, with a spare for a job of two. A signal waits as long as ``grace`` for a capsule
+    that is frozen."""
+    return new_lab("--hosts", "3", "--timeouts", "grace=60")
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +229,12 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
     with held_at(held, point, job) as go_on, Client(lab.lab.socket) as client:
         client.request(SignalJob(job.name, signal.SIGUSR1))
         if point == EARLY:
-            eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
+            eventually(lambda: "heard" in job.output(), "the signal to be heard")
         assert (point == EARLY) == ("heard" in job.output())
         assert lab.status().moving, "the move is held still"
         code, said = go_on()
     assert code == 0, said
-    eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
+    eventually(lambda: "heard" in job.output(), "the signal to be heard")
     lab.cli("stop", job.name)
     assert job.output().count("heard") == 1
     lines = job.output().split()
@@ -254,11 +255,12 @@ def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, f
         client.request(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
         assert lab.status().moving, "the move is held still"
         assert not list(place.glob("heard*")), "one of them cannot take it yet"
+        released = time.time()
         code, said = go_on()
     assert code == 0, said
-    eventually(lambda: len(list(place.glob("heard*"))) == 2, "both to hear it", 5)
+    eventually(lambda: len(list(place.glob("heard*"))) == 2, "both to hear it")
     times = [float((place / f"heard{rank}").read_text()) for rank in (0, 1)]
-    assert abs(times[0] - times[1]) < 1
+    assert min(times) > released, "the other one did not hear it before"
     assert job.migrations()[-1].state == "done"
     lab.cli("stop", job.name)
 

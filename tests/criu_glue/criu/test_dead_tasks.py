@@ -31,7 +31,8 @@ for n in range(10**9):
     os.write(1, b"%d\\n" % n)
     time.sleep(0.01)
 """
-SOON_S = 5.0
+SOON_S = 30.0
+"""Half of the time that a dump may take: a death that nobody notices lasts until its end."""
 
 WAITS = f"""#!{PYTHON} -S
 import ctypes, os, sys

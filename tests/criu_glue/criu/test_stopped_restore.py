@@ -485,11 +485,12 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     tree.bring_up(criu, pipes, 60, stopped=True)
     tree.stop_at_door(60)
     held = hold_tree(there, lambda _: ())
-    before = len(peer.heard())
+    before, locked = len(peer.heard()), time.monotonic()
     time.sleep(1.5)  # many retransmissions, each after twice the time, had they been lost
     assert len(peer.heard()) == before, "the lock is to keep it silent"
+    released = time.monotonic()
     tree.let_run_held(held)
-    until(lambda: len(peer.heard()) > before, 0.7)
+    until(lambda: len(peer.heard()) > before, (released - locked) / 2)
     until(lambda: len(peer.heard()) > before + 100)
     heard = peer.heard()
     assert heard == [str(n) for n in range(len(heard))]

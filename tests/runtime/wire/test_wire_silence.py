@@ -17,7 +17,19 @@ from liveshift.runtime.wire.silence import Silence
 
 __all__ = ["key_directory"]
 
-LIMIT_S = 0.6
+LIMIT_S, LONG_S = 0.6, 4.0
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets so many seconds pass at once, by the clock that both ends read."""
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+
+    def go(seconds: float) -> None:
+        ahead[0] += seconds
+
+    return go
 
 
 @pytest.fixture
@@ -68,30 +80,29 @@ def test_one_that_is_slow_is_not(
 
 
 def test_answers_that_nobody_has_read_are_no_silence(
-    key_directory: Path, senders: Callable[[str, Path], Sender]
+    key_directory: Path, senders: Callable[[str, Path], Sender], later: Callable[[float], None]
 ) -> None:
     """After the output the source sends nothing before the lock and the barrier."""
     _, endpoint, _ = arriving(key_directory)
     sender = senders(endpoint, key_directory)
     sender.send("output", b"1")
-    limit = 1.5  # a receiver on a loaded machine answers sooner
-    sender.silence.begin(limit)
-    time.sleep(2 * limit)
+    sender.silence.begin(LONG_S)
+    later(2 * LONG_S)
     sender.send("a", b"2")
     sender.finish()
-    assert sender.silence.longest < limit
+    assert sender.silence.longest < LONG_S
     assert not sender.silence.broken
 
 
 def test_a_silence_that_nobody_has_seen_does_not_end_the_pause_at_once(
-    key_directory: Path, senders: Callable[[str, Path], Sender]
+    key_directory: Path, senders: Callable[[str, Path], Sender], later: Callable[[float], None]
 ) -> None:
     _, endpoint, inbox = arriving(key_directory)
     sender = senders(endpoint, key_directory)
     inbox.open.clear()
     sender.send("output", b"1")
-    sender.silence.begin(LIMIT_S)
-    time.sleep(2 * LIMIT_S)
+    sender.silence.begin(LONG_S)
+    later(2 * LONG_S)
     threading.Timer(0.3, inbox.open.set).start()
     sender.finish()
     assert not sender.silence.broken
