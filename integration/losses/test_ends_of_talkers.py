@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 SENT = 2_000_000
 PROGRAM = f"""\
-import os, socket, time
+import os, socket, sys, time
 if os.environ["RANK"] == "0":
     connection = socket.create_server(("", 7171)).accept()[0]
     connection.sendall(bytes({SENT}))
@@ -31,11 +31,12 @@ time.sleep(1)
 got = 0
 while chunk := connection.recv(1 << 14):
     got += len(chunk)
-    time.sleep(0.02)
+    if not os.path.exists(sys.argv[1]):
+        time.sleep(0.2)
 print("got", got, flush=True)
 """
 """Rank 0 sends more than a connection holds, and ends as soon as the kernel has taken it. Rank 1
-reads it in some three seconds."""
+takes 24 s to read it, and hurries once there is the file that it is told."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,13 @@ def lab(new_lab: NewLab) -> LabSession:
 def test_a_slow_reader_gets_all_that_was_sent(lab: LabSession, moved: bool) -> None:
     """Also if it moves meanwhile."""
     name = f"tail{moved:d}"
-    job = lab.start(name, ("python", "-c", PROGRAM), nnodes=2)
+    hurry = lab.place / f"{lab.name}-{name}-hurry"
+    job = lab.start(name, ("python", "-c", PROGRAM, str(hurry)), nnodes=2)
     sender = job.capsule(0).host
     eventually(lambda: job.capsule(0).code == 0, "rank 0 to end", 30)
     if moved:
         lab.cli("migrate", f"{name}/1")
+    hurry.touch()
     assert job.wait_end(60) == 0
     assert f"got {SENT}\n" in job.output()
     eventually(lambda: not _networks(lab, sender, name), "its network to be removed", 30)
