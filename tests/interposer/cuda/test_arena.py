@@ -22,7 +22,7 @@ from liveshift.interposer.device_session import Op
 from liveshift.interposer.layout import MemoryKind, WantedState
 
 MIB = 1 << 20
-INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED, CAPTURE_UNSUPPORTED = 1, 2, 801, 900
+INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED, CAPTURE_UNSUPPORTED = 1, 2, 600, 801, 900
 
 Start = Callable[..., Holder]
 
@@ -440,14 +440,18 @@ def test_whoever_sees_memory_in_the_page_sees_its_service_thread_too(start: Star
 def test_threads_that_are_stopped_outside_of_the_driver_do_no_harm(
     start: Start, helper: CudaProcess
 ) -> None:
-    """As a move does it, with threads that allocate, free, write and compare all the time."""
+    """As a move does it, with threads that allocate, free, write and compare all the time.
+
+    A thread of the driver may need a lock of malloc that a held thread has: then the driver's lock
+    fails, and so does the move, and the process goes on with its memory.
+    """
     holder = start()
     holder("free-memory")  # makes the context
     code, restore_thread = helper.do(
         f"number('cuCheckpointProcessGetRestoreThreadId', {holder.pid})"
     )
     assert code == 0
-    moves, given = 12, 0
+    moves, given, failed = 12, 0, 0
     assert holder("churn") == 0
     for _ in range(moves):
         before = holder("rounds")
@@ -459,7 +463,14 @@ def test_threads_that_are_stopped_outside_of_the_driver_do_no_harm(
             taken = session.give_up()
             session.end()
         given += len(taken)
-        assert helper.do(f"lock({holder.pid}, 60000)") == 0
+        if (code := helper.do(f"lock({holder.pid}, 10000)")) == NOT_READY:
+            failed += 1
+            with holder.session() as session:
+                session.take_back(taken)
+                session.end()
+            hold.end()
+            continue
+        assert code == 0
         assert helper.do(f"checkpoint({holder.pid})") == 0
         threads.stop(holder.pid, 60)
         hold.end()
@@ -471,6 +482,7 @@ def test_threads_that_are_stopped_outside_of_the_driver_do_no_harm(
             session.end()
         hold.end()
     assert given > moves
+    assert failed < moves / 4
     assert holder("rest") > 0
     assert holder.rows() == []
     with holder.session() as session:
