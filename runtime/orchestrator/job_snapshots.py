@@ -33,6 +33,10 @@ PATIENCE = 2.0
 """A job's own hosts hold its snapshots once no other host has been able to for so many times
 ``timeouts.suspicion``."""
 
+AWAY_S = 10.0
+"""While another host is away, they wait for at least so many seconds: it may just be restarted. A
+spare that holds the images is worth that, since capsules go back there without the network."""
+
 STEADY_S = 600.0
 """A host that could not hold an image of a job is asked after the others for so many seconds. And
 if a job's own hosts hold its snapshots, other hosts must have been able to for as long before they
@@ -136,8 +140,7 @@ class JobSnapshots:
             if others == refused:
                 search.note(now, able=able)
             stays = able and not ordered and self._stays_among(search, now)
-            gone_s = now - (search.without or now)
-            lasts = ordered or gone_s > PATIENCE * self._fleet.cluster.timeouts.suspicion
+            lasts = ordered or now - (search.without or now) > self._patience(job)
             if stays or (lasts and not able):
                 neighbours = find(among, others)
                 if not isinstance(neighbours, str):
@@ -145,6 +148,13 @@ class JobSnapshots:
             if able:
                 return outside
         return outside
+
+    def _patience(self, job: Job) -> float:
+        """For how many seconds no host outside the job must have been able to hold its images
+        before its own hosts do."""
+        owners = set(job.owners.values())
+        away = any(not view.up for view in self._fleet.views() if view.name not in owners)
+        return max(PATIENCE * self._fleet.cluster.timeouts.suspicion, AWAY_S if away else 0.0)
 
     def _stays_among(self, search: _Search, now: float) -> bool:
         """Whether the job's own hosts hold its newest snapshot well, and no other host has been

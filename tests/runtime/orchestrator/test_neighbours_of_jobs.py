@@ -25,6 +25,7 @@ OUTSIDE = {"a/0": ["h2"], "a/1": ["h2"]}
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "AWAY_S", 0.0)
 
 
 @pytest.mark.usefixtures("now")
@@ -50,13 +51,36 @@ SELDOM = OFTEN.replace("every = 1", "every = 3600")
 
 
 @pytest.mark.parametrize("settings", [OFTEN, SELDOM])
-def test_if_it_stays_away_it_is_not(tmp_path: Path, settings: str) -> None:
+def test_if_it_stays_away_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    monkeypatch.setattr(module, "AWAY_S", 3.0)
     scene = Scene(tmp_path, settings)
     scene.run(lambda: scene.stage.completed)
     away = time.monotonic()
     scene.run(lambda: scene.row().holders == ["h0", "h1"], without="h2")
-    assert time.monotonic() - away > 2.0, "twice timeouts.suspicion"
+    assert time.monotonic() - away > 3.0
     assert scene.row().why_not == ""
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_host_that_is_away_is_waited_for_longer_than_one_that_has_no_room(
+    scene: Scene, away: bool
+) -> None:
+    for name, host in scene.fleet.hosts.items():
+        host.heard = 0.0 if away and name == "h2" else float("inf")
+    search = scene.snapshots._search(scene.job)
+    search.refused["h2"] = time.monotonic()  # if it is not away
+
+    def chosen(without_s: float) -> bool:
+        """Whether the job's own hosts are chosen after so many seconds."""
+        search.without = time.monotonic() - without_s
+        return scene.snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h0"}
+
+    assert not chosen(1.9)  # suspicion is 1 s
+    assert chosen(2.1) == (not away)
+    assert chosen(9.0) == (not away)
+    assert chosen(10.1)
 
 
 @pytest.mark.usefixtures("now")
