@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of a job with snapshots fall silent for a moment, and count as lost although they are not.
 
-A host that falls silent while the job is paused for a snapshot has three times as long, so not each
-silence is taken for a loss. Those that are not are left out.
+A host that falls silent while the job is paused for a snapshot may have three times as long, so not
+each silence is taken for a loss. Those that are not are left out.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ all-images-flipped       . . .   l . .   . .   . . .   .
 REASONS: dict[str, tuple[frozenset[str], str]] = {
     "1": (
         frozenset({TRAINED_ON, REWOUND}),
-        "a host that fell silent in a pause is lost only after three times as long",
+        "a host that fell silent in a pause is lost sooner if its peers do not reach it either",
     ),
     "2": (
         frozenset({TRAINED_ON, RESUMED}),

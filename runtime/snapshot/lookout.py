@@ -17,6 +17,7 @@ from ..messages import CapsuleEnded, CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
 from .cut_links import CutLinks, CutVerdict
 from .left_hosts import LeftHosts
+from .peer_votes import PeerVotes
 from .watch import MISSED, HostContact, lost_hosts, perhaps_dead, suspected
 
 
@@ -71,6 +72,7 @@ class Lookout:
         self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
         self._device_errors: dict[str, list[tuple[float, DeviceError]]] = {}  # by host: when, what
         self._paused: dict[str, float] = {}  # by job: when it was last seen paused
+        self._peers = PeerVotes(cluster.timeouts, request, wake)
         self._perhaps_dead: dict[str, list[str]] = {}  # by job; see watch.perhaps_dead
         self._missing: dict[str, Lack] = {}  # by capsule
         self._vouched: dict[tuple[str, str], tuple[float, str]] = {}  # by job and host
@@ -124,13 +126,17 @@ class Lookout:
         caller does so several times per heartbeat."""
         now, seen, hosts, jobs = time.monotonic(), self._seen(), set[str](), list(jobs)
         self._cut_links.forget_all_but(job.name for job in jobs)
+        self._peers.forget_all_but(job.name for job in jobs)
         self._perhaps_dead.clear()
         for job in jobs:
             if self._is_paused(job):
                 self._paused[job.name] = now
             self._cut_links.follow(job, locked=self._is_locked(job))
             self._perhaps_dead[job.name] = perhaps_dead(job, seen, now, self._limits)
-            hosts.update(suspected(job, seen, now, self._limits))
+            late = suspected(job, seen, now, self._limits)
+            hosts.update(late)
+            if self._paused_since(job):  # else the others show whether the job trains
+                self._peers.ask(job, late, seen)
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}
         for host in (hosts & seen.keys()) - self._probing:
             self._probing.add(host)
@@ -179,13 +185,16 @@ class Lookout:
 
     def silent(self, job: Job) -> list[str]:
         """The hosts of a job that count as lost."""
-        now = time.monotonic()
-        paused = self._paused.get(job.name, 0.0)
-        if paused <= self._opened(job):  # a host that fell silent since can show that it trains
-            paused = 0.0
-        vouched = self.vouched(job)
+        seen, now, paused = self._seen(), time.monotonic(), self._paused_since(job)
         progress = {c.name: c.progressed for c in job.capsules.values()}
-        return lost_hosts(job, self._seen(), progress, now, self._limits, paused, vouched)
+        vouched, unreached = self.vouched(job), self._peers.unreached(job, seen)
+        return lost_hosts(job, seen, progress, now, self._limits, paused, vouched, unreached)
+
+    def _paused_since(self, job: Job) -> float:
+        """When the job was last seen paused; 0 if all its hosts have said since that it goes on: a
+        host that fell silent after that can show that it trains."""
+        paused = self._paused.get(job.name, 0.0)
+        return paused if paused > self._opened(job) else 0.0
 
     def why(self, job: Job) -> str:
         """Why a job must be rewound, as text; "" if nothing of it is lost and nobody ordered

@@ -25,7 +25,8 @@ MISSED = 2
 PAUSED = 3
 """A host that fell silent while the job was paused for a snapshot or a move counts as lost after so
 many times ``timeouts.suspicion``: the job cannot show that it trains. A source that the
-orchestrator does not reach lets it go on after twice that time."""
+orchestrator does not reach lets it go on after twice that time. A host that the job's other hosts
+do not reach either counts as lost as soon as any: the job does not train on with it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def lost_hosts(
     limits: Timeouts,
     paused: float = 0.0,
     vouched: Collection[str] = (),
+    unreached: Collection[str] = (),
 ) -> list[str]:
     """The hosts of a job's capsules that count as lost at ``now``.
 
@@ -66,6 +68,7 @@ def lost_hosts(
     said since that it goes on, or for never.
     ``vouched``: hosts of which a person says that they are dead. A part of the job has ended with
     them, so the rest of it trains on nowhere: then the others need to be silent only.
+    ``unreached``: hosts that no other host of the job reaches.
     A host that the cluster file does not have is not in ``seen``, and is never called lost here.
     """
     hosts = [host for host in _hosts(job) if host in seen]
@@ -78,6 +81,7 @@ def lost_hosts(
         paused > seen[host].heard - limits.heartbeat
         and now - seen[host].heard < PAUSED * limits.suspicion
         for host in silent
+        if host not in unreached
     ):
         return []
     # A heartbeat may report a collective that ended shortly before the host fell silent.

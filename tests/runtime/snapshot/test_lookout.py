@@ -11,7 +11,14 @@ from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
 from liveshift.runtime.control import reach
-from liveshift.runtime.messages import CapsuleEnded, CapsuleState, DeviceError, Message
+from liveshift.runtime.messages import (
+    CapsuleEnded,
+    CapsuleState,
+    DeviceError,
+    HostsReached,
+    Message,
+    TryHosts,
+)
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot import lookout
 from liveshift.runtime.snapshot.left_hosts import LeftHosts
@@ -29,6 +36,8 @@ class Scene:
         self.now = 1000.0
         self.heard = dict.fromkeys(("h0", "h1", "h2", "h3"), self.now)
         self.paused, self.opened = False, 0.0
+        self.peers_reach: list[str] | None = None  # what other hosts say; None: nothing
+        self.asked: list[tuple[str, Message]] = []
         monkeypatch.setattr(lookout, "time", SimpleNamespace(monotonic=lambda: self.now))
 
         async def answers(_address: str, _limit: float) -> bool:
@@ -48,8 +57,11 @@ class Scene:
         self.now += 2 * SUSPICION  # an orchestrator that was just started calls no host lost
         self.hear("h0", "h2")
 
-    async def _request(self, host: str, _request: Message, _limit: float) -> Message | None:
-        raise Unreachable(f"{host} does not answer")
+    async def _request(self, host: str, request: Message, _limit: float) -> Message | None:
+        self.asked.append((host, request))
+        if self.peers_reach is None:
+            raise Unreachable(f"{host} does not answer")
+        return HostsReached(self.peers_reach)
 
     def hear(self, *hosts: str) -> None:
         self.heard |= dict.fromkeys(hosts, self.now)
@@ -91,6 +103,33 @@ def test_a_pause_that_all_hosts_have_left_does_not_make_the_wait_longer(
         scene.opened = scene.now if said else 0.0
         assert await scene.pass_(1.2 * SUSPICION) == (["h2"] if said else [])
         assert await scene.pass_((PAUSED - 1) * SUSPICION) == ["h2"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("reached", [[], ["h2"], None])
+def test_the_wait_after_a_pause_is_no_longer_if_no_peer_reaches_the_host(
+    scene: Scene, reached: list[str] | None
+) -> None:
+    async def play() -> None:
+        scene.peers_reach, scene.paused = reached, True
+        assert await scene.pass_(0.8 * SUSPICION) == []
+        assert await scene.pass_(0.4 * SUSPICION) == (["h2"] if reached == [] else [])
+        hosts = {host for host, _ in scene.asked}
+        assert hosts == {"h0"}, "the other host of the job, and no spare"
+        assert all(isinstance(each, TryHosts) and each.hosts == ["h2"] for _, each in scene.asked)
+        scene.hear("h2")
+        assert scene.lookout.silent(scene.job) == [], "what was said of an earlier silence is void"
+        assert await scene.pass_((PAUSED + 0.2) * SUSPICION) == ["h2"]
+
+    asyncio.run(play())
+
+
+def test_peers_are_asked_only_about_a_job_that_is_paused(scene: Scene) -> None:
+    async def play() -> None:
+        scene.peers_reach = []
+        assert await scene.pass_(1.2 * SUSPICION) == ["h2"]
+        assert scene.asked == []
 
     asyncio.run(play())
 

@@ -65,6 +65,17 @@ def test_a_job_that_was_paused_gets_time_to_show_that_it_trains() -> None:
     assert judged(1.2, paused=2.0) == ["h1"], "the pause was over before"
 
 
+def test_a_host_that_its_peers_do_not_reach_is_not_waited_for_because_of_a_pause() -> None:
+    def judged(silence: float, *unreached: str) -> list[str]:
+        seen = {"h0": HEARD, "h1": HostContact(NOW - silence, answers=False)}
+        return lost_hosts(JOB, seen, {}, NOW, LIMITS, NOW - silence, (), unreached)
+
+    assert judged(1.1) == judged(1.1, "h0") == judged(0.9, "h1") == []
+    assert judged(1.1, "h1") == ["h1"]
+    answers = {"h0": HEARD, "h1": HostContact(NOW - 1.1, answers=True)}
+    assert lost_hosts(JOB, answers, {}, NOW, LIMITS, NOW, (), ["h1"]) == [], "we reach it"
+
+
 def test_no_host_is_lost_while_none_of_the_job_is_heard() -> None:
     assert lost({"h0": DEAD, "h1": DEAD}) == []
 
