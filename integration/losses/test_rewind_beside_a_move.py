@@ -106,15 +106,13 @@ def goes_on(job: Job, moved: str) -> float:
     return took
 
 
-def assert_no_later(
-    job: Job, cut: float, moved: str, usual_s: float, limits: Timeouts, silences: int = 1
-) -> None:
-    """``cut``: when the host of rank 1 lost its power. ``silences``: it counts as lost after so
-    many times ``timeouts.suspicion``. A machine on which a rewind takes long decides late, too."""
+def assert_no_later(job: Job, cut: float, moved: str, usual_s: float, limits: Timeouts) -> None:
+    """``cut``: when the host of rank 1 lost its power. A machine on which a rewind takes long
+    decides late, too."""
     took, decided = goes_on(job, moved), written(job) - cut
     print(f"{decided:.2f} s to the decision, {took:.2f} s to a new step (usual: {usual_s:.2f} s)")
     assert took < TIMES * usual_s
-    assert decided < silences * limits.suspicion + 2 * limits.heartbeat + usual_s
+    assert decided < limits.suspicion + 2 * limits.heartbeat + usual_s
 
 
 def test_a_long_precopy_of_another_capsule_delays_no_rewind(
@@ -140,12 +138,12 @@ def test_a_long_precopy_of_another_capsule_delays_no_rewind(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("point", "silences", "ends"),
+    ("point", "ends"),
     [
-        ("orchestrator.prepared", 1, ("rewound",)),
-        ("orchestrator.precopied", 1, ("rewound", "failed")),  # by the same silence
-        ("orchestrator.frozen", 3, ("rewound",)),  # it cannot show that it trains: watch.PAUSED
-        ("orchestrator.committed", 3, ("rewound",)),
+        ("orchestrator.prepared", ("rewound",)),
+        ("orchestrator.precopied", ("rewound", "failed")),  # by the same silence
+        ("orchestrator.frozen", ("rewound",)),
+        ("orchestrator.committed", ("rewound",)),
     ],
 )
 def test_nor_does_another_step(
@@ -155,11 +153,11 @@ def test_nor_does_another_step(
     points: Held,
     references: References,
     point: str,
-    silences: int,
     ends: tuple[str, ...],
 ) -> None:
     """A move that has come to its gates waits there for a host that is not heard. Of one that is
-    frozen or committed, both sides hold a copy."""
+    frozen or committed, both sides hold a copy. The job cannot show that it trains then, but its
+    other host does not reach the lost one either."""
     moved, victim, spare = job.seen(0).host, job.seen(1).host, spare_of(job)
     with held_at(points, point, job, "--to", spare) as go_on:
         cut = time.time()
@@ -168,8 +166,7 @@ def test_nor_does_another_step(
             time.sleep(3 * load(lab.lab.config).timeouts.heartbeat)
             points.release(point)
         where = spare if point == "orchestrator.committed" else moved
-        limits = load(lab.lab.config).timeouts
-        assert_no_later(job, cut, where, usual_s, limits, silences)
+        assert_no_later(job, cut, where, usual_s, load(lab.lab.config).timeouts)
         code, said = go_on()
     assert code != 0
     assert job.migrations()[0].state in ends, said

@@ -38,8 +38,8 @@ class PeerVotes:
         self._reached: dict[tuple[str, str], tuple[float, bool]] = {}
 
     def ask(self, job: Job, late: Collection[str], seen: Mapping[str, HostContact]) -> None:
-        """Begin to ask peers about the hosts that are ``late``. The caller does so several times in a
-        heartbeat."""
+        """Begin to ask peers about the hosts that are ``late``. The caller does so several times
+        per heartbeat."""
         own = {c.host for c in job.capsules.values() if c.code is None}
         peers = sorted((own & seen.keys()) - set(late))[:MOST_VOTERS]
         for host in late:
