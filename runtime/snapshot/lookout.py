@@ -136,7 +136,7 @@ class Lookout:
             late = suspected(job, seen, now, self._limits)
             hosts.update(late)
             if self._paused_since(job):  # else the others show whether the job trains
-                self._peers.ask(job, late, seen)
+                self._peers.ask_about(job, late, seen)
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}
         for host in (hosts & seen.keys()) - self._probing:
             self._probing.add(host)

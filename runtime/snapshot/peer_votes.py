@@ -37,7 +37,7 @@ class PeerVotes:
         # By job and silent host: when it was last heard, and whether any of its peers reaches it.
         self._reached: dict[tuple[str, str], tuple[float, bool]] = {}
 
-    def ask(self, job: Job, late: Collection[str], seen: Mapping[str, HostContact]) -> None:
+    def ask_about(self, job: Job, late: Collection[str], seen: Mapping[str, HostContact]) -> None:
         """Begin to ask peers about the hosts that are ``late``. The caller does so several times
         per heartbeat."""
         own = {c.host for c in job.capsules.values() if c.code is None}
