@@ -75,7 +75,7 @@ def soak_with_losses(
         if not any(loss.ran for loss in losses.rows) or not rounds.rows:
             problems.append(f"too short: {len(losses.rows)} losses, {len(rounds.rows)} moves")
     made = steps(job.out, 0)
-    references = References(place, environment(), patience=max(150.0, 0.2 * made))
+    references = References(place, environment())
     argv = (*job.argv[: job.argv.index("--steps")], "--steps", str(made))
     unlike = differences(job.out, references.directory(argv, RANKS), RANKS)
     done = [row for row in rounds.rows if row.state == "done"]

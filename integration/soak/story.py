@@ -68,7 +68,7 @@ def soak(name: str, place: Path, seconds: float, tell: Tell, beside: int = 0) ->
         problems += suspicious(found, took) + left_over(before, after) + _said(session)
         problems += _memory(watch, beside) if beside else []
     made = steps(job.out, 0)
-    references = References(place, environment(), patience=max(150.0, 0.2 * made))
+    references = References(place, environment())
     argv = ("python", str(JOBS / "tiny.py"), "--out", "{out}", "--steps", str(made))
     unlike = differences(job.out, references.directory(argv, RANKS), RANKS)
     return Report(

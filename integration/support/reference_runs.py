@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class References:
 
     place: Path
     environment: dict[str, str]
-    patience: float = 150.0  # seconds that a run may take
+    patience: float = 90.0  # seconds in which a run must have written something
 
     def of(self, argv: Sequence[str], nnodes: int = 1, ranks: int = 1) -> Result:
         """The result of the command; ``{out}`` in it is its directory, ``--pace`` is left out."""
@@ -102,10 +103,14 @@ class References:
     def _run(self, words: Sequence[str], nnodes: int) -> Path:
         out = Path(tempfile.mkdtemp(prefix="begun-", dir=self.place))
         with self._started(words, nnodes, out) as processes:
-            try:
-                codes = [process.wait(self.patience) for process in processes]
-            except subprocess.TimeoutExpired as expired:
-                raise TimeoutError(f"{expired}\n{_said(out)}") from expired
+            grown, until = -1, 0.0
+            while any(process.poll() is None for process in processes):
+                if (size := _written(out)) != grown:
+                    grown, until = size, time.monotonic() + self.patience
+                if time.monotonic() > until:
+                    raise TimeoutError(f"nothing for {self.patience:g} s\n{_said(out)}")
+                time.sleep(0.05)
+            codes = [process.returncode for process in processes]
         assert codes == [0] * nnodes, f"the reference run itself failed:\n{_said(out)}"
         return out
 
@@ -155,6 +160,11 @@ class References:
                         each.kill()
                     process.kill()
                     process.wait()
+
+
+def _written(out: Path) -> int:
+    """Bytes of its output and of its step logs."""
+    return sum(path.stat().st_size for path in (*out.glob("output*"), *out.glob("*.jsonl")))
 
 
 def _said(out: Path) -> str:
