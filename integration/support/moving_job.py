@@ -88,8 +88,12 @@ class Job:
         return row.protection
 
     def wait_end(self, timeout: float = 120.0) -> int:
-        until = time.monotonic() + timeout
+        """Wait until the job has ended; fails when it does not, and makes no step for ``timeout``
+        seconds."""
+        logged, until = -1, 0.0
         while (code := self.code()) is None:
+            if (size := sum(log.stat().st_size for log in self.out.glob("*.jsonl"))) != logged:
+                logged, until = size, time.monotonic() + timeout
             assert time.monotonic() < until, f"{self.name} still runs after {timeout:g} s"
             time.sleep(0.2)
         return code
