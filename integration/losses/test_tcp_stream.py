@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 BLOCKS = 3000
 STREAM = (
     *(sys.executable, str(SUPPORT / "tcp_stream.py"), "--out", "{out}"),
-    *("--blocks", str(BLOCKS), "--pace", "0.03"),
+    *("--blocks", str(BLOCKS), "--pace", "0.1"),
 )
-"""At this pace it takes 90 s, unless it is hurried."""
+"""At this pace it takes 300 s, unless it is hurried."""
 COUNT = 3  # snapshots of the streams before the power is cut
 FURTHER = 10  # blocks that are read after the snapshot, and read again
 
