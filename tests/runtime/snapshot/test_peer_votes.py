@@ -18,7 +18,7 @@ SEEN = {f"h{n}": HostContact(100.0) for n in range(6)}
 
 
 class Scene:
-    """The job gpt on h0 to h5. ``say``: by host, whether it reaches another; others do not answer."""
+    """The job gpt on h0 to h5. ``say``: by host, whether it reaches another. Others say nothing."""
 
     def __init__(self, **say: bool) -> None:
         self.say = say
