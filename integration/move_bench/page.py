@@ -35,9 +35,9 @@ seconds after its end, less what as many steps take before and after, from the s
 and CRIU per GB of memory; the bare loop copies, hashes and seals the same on both sides.</p>
 <p>The downtime is the gap between the ends of two steps that holds the freeze, less a median step;
 everywhere from the step log of the same program. Bars are medians.</p>
-<p><b>Limit</b>: the bytes that the job's standstill had to carry, at the rate that a bare copy over
-four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption, the
-best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles with
+<p><b>Limit</b>: the bytes that had to go while the job was paused, at the rate that a bare copy
+over four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption,
+the best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles with
 its own memory and threads. Strict: the same with that of <code>sleep</code>. Both are measured anew
 for each case.</p>
 <p><b>By hand</b>: <code>criu dump</code> to a tmpfs, its files by four TCP streams with sendfile
@@ -252,7 +252,7 @@ def _where(run: Run) -> str:
 
 def _why(name: str) -> str:
     why = {
-        AROUND: "what it took more than a usual one, before and after the standstill",
+        AROUND: "what it took more than a usual one, before and after the pause",
     }
     return f"<small>{why[name]}</small>" if name in why else ""
 

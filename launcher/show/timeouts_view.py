@@ -27,7 +27,7 @@ REACHED = {
     "prepare": "the move is dropped; the job trains meanwhile",
     "precopy": "the rest goes during the freeze, if freeze allows; else the move is dropped",
     "fault": "a command that failed apart from a fault by so much has failed by itself",
-    "grace": "SIGKILL follows SIGTERM; not part of the ladder",
+    "grace": "SIGKILL follows SIGTERM; no other timeout depends on it",
 }
 """What happens when a deadline is over. The order is from the shortest deadline to the
 job's own; the others come last."""
