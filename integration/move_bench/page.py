@@ -37,9 +37,9 @@ and CRIU per GB of memory; the bare loop copies, hashes and seals the same on bo
 everywhere from the step log of the same program. Bars are medians.</p>
 <p><b>Limit</b>: the bytes that had to go while the job was paused, at the rate that a bare copy
 over four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption,
-the best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles with
-its own memory and threads. Strict: the same with that of <code>sleep</code>. Both are measured anew
-for each case.</p>
+the best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles
+with its own memory and threads. Strict: the same with that of <code>sleep</code>. Both are measured
+anew for each case.</p>
 <p><b>By hand</b>: <code>criu dump</code> to a tmpfs, its files by four TCP streams with sendfile
 over the same link to the other host's tmpfs, <code>criu restore</code>; namespace, both ends of the
 copy and CRIU's cache made ready before. Nothing is encrypted, checked, or could be undone.</p>
