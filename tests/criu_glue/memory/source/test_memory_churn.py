@@ -33,6 +33,7 @@ def stop_all(pids: list[int]) -> None:
             until(lambda pid=pid: state(pid) in "TZX")  # type: ignore[misc]
 
 
+@pytest.mark.timeout(360)  # MOST_ROUNDS on a machine with much other work
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_a_tree_does_meanwhile(seed: int) -> None:
