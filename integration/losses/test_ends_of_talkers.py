@@ -36,7 +36,7 @@ while chunk := connection.recv(1 << 14):
 print("got", got, flush=True)
 """
 """Rank 0 sends more than a connection holds, and ends as soon as the kernel has taken it. Rank 1
-takes 24 s to read it, and hurries once there is the file that it is told."""
+takes 24 s to read it. It reads at full speed as soon as the file exists that its argument names."""
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,8 @@ def precopying(row: MigrationRow, seen: Gap) -> tuple[float, float] | None:
 
 
 def changed(row: MigrationRow, standing: int) -> int:
-    """Bytes that were found written at the freeze; where nobody looked, all that was sent."""
+    """Bytes that the source found written when it froze the capsule. If it did not look for them,
+    all bytes that it sent then."""
     found = [p.bytes for p in row.phases if p.name == DELTA and p.bytes is not None]
     return sum(found) if found else standing
 

@@ -114,7 +114,7 @@ async def _all(served: list[OrderedPage], attempt: int, want: WantedState) -> No
 
 
 async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
-    """Wait for the service thread; return its problem in words, or ""."""
+    """Wait until the service thread has answered; return its error as text, "" if it has none."""
     whose = who(page.rank, page.pid)
     order = page.order()
     asked = (attempt, order["version"], want)

@@ -32,7 +32,8 @@ for n in range(10**9):
     time.sleep(0.01)
 """
 SOON_S = 30.0
-"""Half of the time that a dump may take: a death that nobody notices lasts until its end."""
+"""Half of the time that a dump may take. If the agent did not notice a death, the dump would take
+all of that time."""
 
 WAITS = f"""#!{PYTHON} -S
 import ctypes, os, sys

@@ -106,7 +106,7 @@ ELSEWHERE = (
     r"Unseizable non-zombie|Unable to interrupt task: (\d+) \(Operation not permitted\)"
     r"[\s\S]*Unable to detach from \1:",  # test_traced.py: the tracer is outside the capsule
     r"io_uring",  # cannot be: seccomp hides it (capsule_task.c)
-    r"Can't lookup mount=(\d+)",  # cannot be: nobody in a sandbox mounts, and nothing is inherited
+    r"Can't lookup mount=(\d+)",  # a program in a sandbox cannot mount anything
 )
 
 
