@@ -55,18 +55,20 @@ def shared_memory() -> tuple[mmap.mmap, int]:
 
 
 def watch_clocks() -> None:
-    """By how much the lead of the wall clock over the monotonic one has surely changed. The wall
-    clock is read between two looks at the other one: this thread may be held up between them."""
-    last, least, most, drift = time.monotonic(), float("-inf"), float("inf"), 0.0
+    """By how much the monotonic clock has surely leapt at once, and how far it has surely fallen
+    behind the wall clock in all. The wall clock is read between two looks at the other one: this
+    thread may be held up between them."""
+    last, leap, behind = time.monotonic(), 0.0, 0.0
+    lead = time.time() - last  # of the wall clock: no more than this at first
+    least = float("-inf")  # no less than this at the last look
     while not over.is_set():
         time.sleep(0.005)
         before, wall, after = time.monotonic(), time.time(), time.monotonic()
         assert before >= last, "CLOCK_MONOTONIC went back"
-        last = after
-        if most == float("inf"):
-            least, most = wall - after, wall - before
-        drift = max(drift, least - (wall - before), wall - after - most)
-    report["drift"] = drift
+        leap = max(leap, least - (wall - before))
+        behind = max(behind, wall - after - lead)
+        last, least = after, wall - after
+    report["leap"], report["behind"] = leap, behind
 
 
 def arm() -> None:

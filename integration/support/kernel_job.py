@@ -60,11 +60,11 @@ class KernelJob:
         eventually(lambda: len(self.progress()["fired"]) == _TIMERS, "the timers to fire", 20)
 
     def assert_whole(self, stood_s: float) -> dict[str, Any]:
-        """End the job: everything that the kernel kept for it is as it was. ``stood_s``: for how
-        long its monotonic clock may have stopped or leapt. Returns its report."""
+        """End the job: everything that the kernel kept for it is as it was. ``stood_s``: how long
+        it may have stood still, at most; its timers are late by no more. Returns its report."""
         self.job.stop()
         report: dict[str, Any] = json.loads((self.job.out / "report.json").read_text())
-        assert report["drift"] <= stood_s + 0.2, "CLOCK_MONOTONIC stopped or leapt"
+        assert report["leap"] <= 0.05, "CLOCK_MONOTONIC leapt"
         assert report["armed"] < report["deadline"]
         for what, fired in report["fired"].items():
             late = fired - report["deadline"]
