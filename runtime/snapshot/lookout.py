@@ -223,9 +223,11 @@ class Lookout:
     def perhaps_dead(self, job: Job) -> dict[str, float]:
         """The hosts of a job of which only a person can say whether they are dead, since none of
         the job's hosts is heard → when each was last heard, in seconds since 1970. As at the last
-        :meth:`look`; none once a person has said so of one."""
+        :meth:`watch`; none once a person has said so of one. A dead host that the job has left
+        since says nothing of these."""
         hosts = self._perhaps_dead.get(job.name)
-        if not hosts or self.vouched(job):
+        present = {capsule.host for capsule in job.capsules.values()}
+        if not hosts or not self.vouched(job).keys().isdisjoint(present):
             return {}
         heard, began_1970 = self._heard(), time.time() - time.monotonic()
         return {host: began_1970 + max(heard.get(host, 0.0), self._began) for host in hosts}

@@ -202,6 +202,24 @@ def test_a_person_learns_what_to_do_for_a_job_whose_only_host_is_silent(
     assert len(scene.history("silent")) == 2
 
 
+def test_a_second_host_that_dies_is_named_though_the_first_one_stays_dead(
+    scene: RewindsScene,
+) -> None:
+    async def play() -> None:
+        all_on_h0(scene)
+        async with scene.at_work():
+            scene.cut("h0")
+            await scene.until(lambda: silent(scene) != "")
+            scene.rewinds.order("root", scene.job, "h0", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+            await scene.until(lambda: silent(scene) == "")
+            scene.cut("h2")
+            await scene.until(lambda: silent(scene).endswith("`liveshift rewind a --lost h2`"))
+
+    asyncio.run(play())
+    assert len(scene.history("silent")) == 2
+
+
 def test_hosts_of_a_job_that_are_silent_together_are_one_silence(scene: RewindsScene) -> None:
     async def play() -> None:
         async with scene.at_work():
