@@ -100,7 +100,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
             "runtime/orchestrator/test_migrations_begun.py",
             "runtime/orchestrator/test_journal_problems.py",
             "runtime/orchestrator/test_address_books.py",
-            "runtime/orchestrator/test_rewinds_beside_moves.py",
+            "runtime/orchestrator/rewinds/test_rewinds_beside_moves.py",
         ),
     ),
     "interposer/gate/gate.c": (
