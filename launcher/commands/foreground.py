@@ -38,7 +38,7 @@ REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
 LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
-REWINDS = frozenset({"rewinding", "rewound", "not rewound", "silent"})
+REWINDS = frozenset({"rewinding", "rewound", "not rewound", "silent", "fencing"})
 SUSPENSIONS = frozenset({"suspending", "suspended", "not suspended", "not saved"})
 RESUMPTIONS = frozenset({"resuming", "resumed", "not resumed"})
 """The kinds of events that tell how the job is taken back, suspended and resumed."""

@@ -188,6 +188,8 @@ class SnapshotSettings:
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
     rewind_on: RewindOn = RewindOn.FAULT
     max_rewinds: Annotated[int, Meta(ge=0, le=1000)] = 5  # in an hour, after deaths of processes
+    fence: Command = ()  # the orchestrator runs it to switch a host off of a job that is not heard
+    fence_after: Seconds = 60.0  # once its hosts have been silent for so long
     on_rewind: Command = ()  # the orchestrator runs it after each rewind and resumption
 
 

@@ -39,6 +39,19 @@ class CommandEnd:
     error: str = ""
 
 
+def outcome(end: CommandEnd, limit_s: float) -> str:
+    """Say how a command has ended; the text follows the command's name."""
+    said = f": {end.said}" if end.said else ""
+    if end.error:
+        return f"could not be started: {end.error}"
+    if end.code is None:
+        return f"was killed, as it had not ended after {limit_s:g} s{said}"
+    if end.code:
+        how = f"with code {end.code}" if end.code > 0 else f"by signal {-end.code}"
+        return f"has ended {how} after {end.seconds:.1f} s{said}"
+    return f"has ended with code 0 after {end.seconds:.1f} s"
+
+
 async def run_bounded(
     argv: Sequence[str], variables: Mapping[str, str], limit_s: float
 ) -> CommandEnd:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 
 from ...errors import Refused, Unreachable
+from ..losses.watch import MISSED
 from ..migration.migration import Migration
 from ..migration.migration_records import MigrationRecords
 from ..model.jobs import Capsule, Job
 from ..model.ownership import may_pass
 from ..model.snapshots import Generation
 from ..quiesce.gates import Gates, hosts_of
-from ..snapshot.watch import MISSED
 from .address_book import AddressBook
 from .agents import Agents
 from .fleet import Fleet

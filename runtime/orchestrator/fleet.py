@@ -13,14 +13,14 @@ from ...criu_glue.network.overlay import Overlay
 from ...errors import ConfigError, Refused
 from ..config.cluster import Cluster
 from ..journal.journal import Journal
+from ..losses.failure_count import FailureCount
+from ..losses.left_hosts import LeftHosts
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.spares import NO_GPUS, GpuNeed, HostView
 from ..model.steps import ENDS
-from ..snapshot.failure_count import FailureCount
-from ..snapshot.left_hosts import LeftHosts
 from ..snapshot.snapshot import Snapshot
 
 

@@ -19,10 +19,10 @@ from functools import partial
 
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
+from ..losses.cut_links import EARLY, silences
 from ..model.jobs import Job
 from ..model.snapshots import beside, choose_holders, choose_neighbours, die_together
 from ..snapshot.context import SnapshotContext
-from ..snapshot.cut_links import EARLY, silences
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet

@@ -6,7 +6,7 @@ ended. What dies of a fault is then no end of the job: :meth:`Rewinds.takes_back
 possible yet (no holder is up, no host has room), nothing is ended, and the job waits. It goes on by
 itself if the host comes back with its capsules.
 
-snapshot/lookout.py says which hosts are lost, snapshot/command_ends.py which ends of commands are
+losses/lookout.py says which hosts are lost, losses/command_ends.py which ends of commands are
 the work of a fault. snapshot/rewind.py has the steps.
 """
 
@@ -16,13 +16,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 
 from ...errors import LiveshiftError, Refused
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
+from ..losses.command_ends import CommandEnds
+from ..losses.fencing import Fencing
+from ..losses.lookout import Lookout
 from ..migration.beside_rewinds import going_on, not_waiting
 from ..migration.migration import Migration
 from ..migration.migration_records import write_rewound
@@ -31,9 +34,7 @@ from ..model.snapshots import Generation, Place, rewind_plan
 from ..model.spares import NO_GPUS, choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
-from ..snapshot.command_ends import CommandEnds
 from ..snapshot.images_gone import images_gone, look_limit
-from ..snapshot.lookout import Lookout
 from ..snapshot.on_rewind import RewindCommands
 from ..snapshot.orders import cannot, check_lost
 from ..snapshot.protection_notes import none_heard, offer
@@ -87,6 +88,10 @@ class Rewinds:
             agents.request,
             fleet.left_hosts,
         )
+        # FencingContext says what each of these does.
+        self.silent_since = lookout.silent_since
+        self.call_dead = lookout.vouch
+        self._fencing = Fencing(self)
         self._ends = CommandEnds(fleet.cluster, lookout, self._protection, self.note)
         self.note_heartbeat = lookout.note_heartbeat
         self.note_device_errors = lookout.note_device_errors
@@ -123,7 +128,7 @@ class Rewinds:
         generation = job.newest
         if generation is None or not self.protected(job):
             raise cannot(job, "it has no complete snapshot" if job.state == "running" else "")
-        away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
+        away = self._away(job, {lost})
         # With no host lost, the person can wait for a move, or cancel it.
         if moving := self._going_on(job, away) if lost else not_waiting(self._fleet.moves_of(job)):
             name = moving[0].name
@@ -167,7 +172,7 @@ class Rewinds:
 
     def under_way(self) -> bool:
         rewinding = any(job.state == "rewinding" for job in self._fleet.jobs.values())
-        return rewinding or self._commands.busy
+        return rewinding or self._commands.busy or self._fencing.busy
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -182,9 +187,12 @@ class Rewinds:
                         self._look_at(job)
                     except LiveshiftError as error:  # a full disk, say: the next look tries again
                         self._wait(job, str(error))
-            self._lookout.watch(filter(self.protected, self._fleet.jobs.values()))
+            before = {host for row in self._rows.values() for host in row.before}
+            self._lookout.watch(filter(self.protected, self._fleet.jobs.values()), before)
             for job in self._fleet.jobs.values():
                 self._note_silence(job)
+                with contextlib.suppress(LiveshiftError):  # the next look tries again
+                    self._fencing.look(job)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.cluster.timeouts.heartbeat / 2):
@@ -400,10 +408,61 @@ class Rewinds:
         """Say once per silence what a person can do for a job that is not taken back by itself, as
         none of its hosts is heard; `status` says it as long as it lasts."""
         hosts = self._lookout.perhaps_dead(job) if job.state == "running" else {}
-        before, job.silent = job.silent, none_heard(job.name, hosts) if hosts else ""
+        snapshots = self.cluster.snapshots
+        fence_after = snapshots.fence_after if snapshots.fence else None
+        text = none_heard(job.name, hosts, fence_after) if hosts else ""
+        before, job.silent = job.silent, text
         if job.silent and not before:
             log.warning("%s: %s", job.name, job.silent)
             self.note(job, "silent", job.silent)
+
+    # ---- the rest of FencingContext ------------------------------------------------------------
+
+    def unproven(self, job: Job) -> tuple[str, ...]:
+        if job.state not in ("running", "rewinding") or not self.protected(job):
+            return ()
+        if hosts := self._protection.before(job.name) if job.state == "rewinding" else []:
+            hosts = [] if self._lookout.vouched(job).keys() & set(hosts) else hosts
+        elif self._lookout.perhaps_dead(job):
+            hosts = list(dict.fromkeys(job.owners.values()))
+        silent = all(self._lookout.silent_since(host) is not None for host in hosts)
+        return tuple(hosts) if silent else ()
+
+    def why_not(self, job: Job, hosts: Sequence[str]) -> str:
+        if problem := self._fleet.journal.file.problem:
+            return problem
+        if job.state == "rewinding" and self._protection.before(job.name):
+            return ""  # it is planned, and waits for nothing else
+        generation, away = job.newest, self._away(job, hosts)
+        if generation is None:
+            return "no snapshot of it is left"
+        if moving := self._going_on(job, away):
+            return f"{moving[0].name} is under way and may save it"
+        plan = self._plan(job, generation, away)
+        return plan if isinstance(plan, str) else ""
+
+    async def images_missing(self, job: Job, hosts: Sequence[str]) -> str:
+        generation = job.newest
+        if generation is None:
+            return "no snapshot of it is left"
+        plan = self._plan(job, generation, self._away(job, hosts))
+        if isinstance(plan, str):
+            return "" if job.state == "rewinding" else plan
+        return await images_gone(self, job, generation, plan, trains=True)
+
+    def _away(self, job: Job, hosts: Collection[str]) -> set[str]:
+        """The capsules that are lost if these hosts are."""
+        return {c.name for c in job.capsules.values() if c.host in hosts} | self._lookout.lost(job)
+
+    def voters(self) -> list[str]:
+        since, digest = time.monotonic() - self.cluster.timeouts.suspicion, self.cluster.digest
+        hosts = self._fleet.hosts.items()
+        return [name for name, host in hosts if host.heard > since and host.digest == digest]
+
+    def others_on(self, host: str, job: Job) -> int:
+        others = (each for each in self._fleet.jobs.values() if each is not job)
+        every = (capsule for each in others for capsule in each.capsules.values())
+        return sum(capsule.host == host and capsule.code is None for capsule in every)
 
     # ---- the rest of RewindContext -------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from ...errors import LiveshiftError, NotFound, Refused, Unreachable
 from .. import messages
 from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
+from ..losses.deaths import ASKS_TO_END
 from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
-from ..snapshot.deaths import ASKS_TO_END
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.stopping")

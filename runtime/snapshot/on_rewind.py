@@ -17,7 +17,7 @@ from functools import partial
 
 from ...errors import LiveshiftError
 from ..config.cluster import Cluster
-from ..daemon.bounded_command import CommandEnd, run_bounded
+from ..daemon.bounded_command import outcome, run_bounded
 from ..daemon.tasks import Tasks
 from ..journal.command_table import CommandRow
 from ..journal.journal import Journal
@@ -87,12 +87,12 @@ class RewindCommands:
 
     async def _run(self, command: CommandRow) -> None:
         try:
-            outcome = "was not run: the cluster file has none any more"
+            said = "was not run: the cluster file has none any more"
             if self._argv:
                 await self._write(partial(self._journal.commands.begin, command.number))
                 end = await run_bounded(self._argv, command.variables, self._limit_s)
-                outcome = _outcome(end, self._limit_s)
-            await self._write(partial(self._end, command, outcome))
+                said = outcome(end, self._limit_s)
+            await self._write(partial(self._end, command, said))
         finally:
             self._busy.discard(command.job)
         self.run_due()
@@ -107,23 +107,11 @@ class RewindCommands:
                 log.error("on_rewind waits: %s", error)
                 await asyncio.sleep(self._retry_s)
 
-    def _end(self, command: CommandRow, outcome: str) -> None:
+    def _end(self, command: CommandRow, said: str) -> None:
         """Record the end, and say it, in one write: so it is neither forgotten nor said twice."""
         what = self._argv[0] if self._argv else "the command"
         kind, snapshot = (command.variables[f"LIVESHIFT_{key}"] for key in ("KIND", "SNAPSHOT"))
         with self._journal.together():
             self._journal.commands.end(command.number)
-            text = f"{what}, for the {kind} to {snapshot}, {outcome}"
+            text = f"{what}, for the {kind} to {snapshot}, {said}"
             self._journal.add_event(command.job, KIND, text)
-
-
-def _outcome(end: CommandEnd, limit_s: float) -> str:
-    said = f": {end.said}" if end.said else ""
-    if end.error:
-        return f"could not be started: {end.error}"
-    if end.code is None:
-        return f"was killed, as it had not ended after {limit_s:g} s{said}"
-    if end.code:
-        how = f"with code {end.code}" if end.code > 0 else f"by signal {-end.code}"
-        return f"has ended {how} after {end.seconds:.1f} s{said}"
-    return f"has ended with code 0 after {end.seconds:.1f} s"

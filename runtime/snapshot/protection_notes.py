@@ -53,19 +53,24 @@ def words(error: LiveshiftError | None) -> str:
     return f"{error} ({error.hint})" if error is not None and error.hint else str(error)
 
 
-def none_heard(job: str, silent: Mapping[str, float]) -> str:
+def none_heard(job: str, silent: Mapping[str, float], fence_after: float | None = None) -> str:
     """Return a text about a job of which no host is heard, and what a person can do. ``silent``:
-    the hosts that may be dead → when each was last heard, in seconds since 1970."""
+    the hosts that may be dead → when each was last heard, in seconds since 1970. ``fence_after``:
+    after so many seconds of silence a command switches one of them off; None: none does."""
     since = units.moment(min(silent.values()))
     if len(silent) == 1:
         (host,) = silent
         who, lost, dead = f"{host} and its kernel", host, host
     else:
         who, lost, dead = f"{units.some(silent, 8)} and their kernels", "HOST", "one of them"
+    fenced = ""
+    if fence_after is not None:
+        fenced = f" before `snapshots.fence` has switched one off, {fence_after:g} s later"
+        fenced += f" (`liveshift events {job}`)"
     return (
         f"{who} are silent since {since}, and no other host of {job} is heard: it may train on"
-        f" there, so it is not taken back. If {dead} is dead: `liveshift rewind {job} --lost"
-        f" {lost}`"
+        f" there, so it is not taken back{fenced}. If {dead} is dead: `liveshift rewind {job}"
+        f" --lost {lost}`"
     )
 
 

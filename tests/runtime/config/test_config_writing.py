@@ -117,6 +117,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
             cost=draw(st.floats(0.0001, 0.5)),
             mttf=draw(st.none() | st.floats(60.0, 3e9)),
             memory=draw(st.none() | st.integers(1, 2**63 - 1)),
+            fence=draw(st.sampled_from([(), ("/bin/true", "--host", "")])),
+            fence_after=draw(st.floats(0.01, 86400.0)),
             on_rewind=draw(st.sampled_from([(), ("/bin/echo",), ("/bin/echo", "-n", "-n", "")])),
         ),
         within=WithinSettings(

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from liveshift.runtime.journal.snapshot_tables import RewindRow
+from liveshift.runtime.losses.deaths import HOUR_S, killed_by, own_fault, words
 from liveshift.runtime.messages import CapsuleEnded
-from liveshift.runtime.snapshot.deaths import HOUR_S, killed_by, own_fault, words
 
 NOW = 1_000_000.0
 

@@ -11,6 +11,10 @@ from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
 from liveshift.runtime.control import reach
+from liveshift.runtime.losses import lookout
+from liveshift.runtime.losses.left_hosts import LeftHosts
+from liveshift.runtime.losses.lookout import Lookout
+from liveshift.runtime.losses.watch import PAUSED
 from liveshift.runtime.messages import (
     CapsuleEnded,
     CapsuleState,
@@ -20,10 +24,6 @@ from liveshift.runtime.messages import (
     TryHosts,
 )
 from liveshift.runtime.model.jobs import Job
-from liveshift.runtime.snapshot import lookout
-from liveshift.runtime.snapshot.left_hosts import LeftHosts
-from liveshift.runtime.snapshot.lookout import Lookout
-from liveshift.runtime.snapshot.watch import PAUSED
 
 SUSPICION = CLUSTER.timeouts.suspicion
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config.timeouts import Timeouts
+from liveshift.runtime.losses.watch import HostContact, lost_hosts, perhaps_dead, suspected
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.snapshot.watch import HostContact, lost_hosts, perhaps_dead, suspected
 
 LIMITS = Timeouts(suspicion=1.0)
 NOW = 100.0

@@ -9,10 +9,10 @@ import pytest
 from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
+from liveshift.runtime.losses.link_votes import MOST_VOTERS
+from liveshift.runtime.losses.peer_votes import PeerVotes
+from liveshift.runtime.losses.watch import HostContact
 from liveshift.runtime.messages import HostsReached, Message, TryHosts
-from liveshift.runtime.snapshot.link_votes import MOST_VOTERS
-from liveshift.runtime.snapshot.peer_votes import PeerVotes
-from liveshift.runtime.snapshot.watch import HostContact
 
 SEEN = {f"h{n}": HostContact(100.0) for n in range(6)}
 

@@ -12,11 +12,11 @@ from snapshot_stage import a_job
 
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.journal.journal import Journal
+from liveshift.runtime.losses import failure_count
+from liveshift.runtime.losses.failure_count import FailureCount
 from liveshift.runtime.model.failures import FailuresSeen
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
-from liveshift.runtime.snapshot import failure_count
-from liveshift.runtime.snapshot.failure_count import FailureCount
 
 HOUR = 3600.0
 

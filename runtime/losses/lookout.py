@@ -107,7 +107,8 @@ class Lookout:
         self._wake()
 
     def vouch(self, job: Job, host: str, by: str) -> None:
-        """A person says that a host of the job is dead. That counts until the host is heard."""
+        """A person, or the command of ``snapshots.fence``, says that a host of the job is dead.
+        That counts until the host is heard."""
         self._vouched[job.name, host] = self._heard().get(host, 0.0), by
         self._wake()
 
@@ -121,10 +122,12 @@ class Lookout:
         """Forget how far a capsule had come: it goes back to a snapshot."""
         capsule.progressed = 0.0
 
-    def watch(self, jobs: Iterable[Job]) -> None:
-        """Look which of the jobs are paused, and begin to try the kernels of suspected hosts. The
-        caller does so several times per heartbeat."""
-        now, seen, hosts, jobs = time.monotonic(), self._seen(), set[str](), list(jobs)
+    def watch(self, jobs: Iterable[Job], besides: Iterable[str] = ()) -> None:
+        """Look which of the jobs are paused, and begin to try the kernels of suspected hosts: those
+        of the jobs, and ``besides``. The caller does so several times per heartbeat."""
+        now, seen, jobs = time.monotonic(), self._seen(), list(jobs)
+        since = now - MISSED * self._limits.heartbeat
+        hosts = {host for host in besides if host in seen and seen[host].heard < since}
         self._cut_links.forget_all_but(job.name for job in jobs)
         self._peers.forget_all_but(job.name for job in jobs)
         self._perhaps_dead.clear()
@@ -175,7 +178,7 @@ class Lookout:
         return {c.name: m for c in every if (m := found[c.name]) and m.epoch == c.epoch}
 
     def vouched(self, job: Job) -> dict[str, str]:
-        """The hosts of which a person says that they are dead, and who says so."""
+        """The hosts that were called dead, and by whom."""
         heard = self._heard()
         return {
             host: by
@@ -231,6 +234,12 @@ class Lookout:
             return {}
         heard, began_1970 = self._heard(), time.time() - time.monotonic()
         return {host: began_1970 + max(heard.get(host, 0.0), self._began) for host in hosts}
+
+    def silent_since(self, host: str) -> float | None:
+        """When a host was last heard, in monotonic seconds, if its kernel does not answer either;
+        None if it does, or may, or if the cluster file does not have the host."""
+        seen = self._seen().get(host)
+        return seen.heard if seen is not None and seen.answers is False else None
 
     def suspects(self, job: Job) -> bool:
         """Whether a host or a link of a job may be lost. A host whose kernel answers only has no

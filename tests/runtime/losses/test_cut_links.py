@@ -11,10 +11,8 @@ import pytest
 from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
-from liveshift.runtime.messages import CapsuleState, HostsReached, Message, TryHosts
-from liveshift.runtime.model.jobs import Job
-from liveshift.runtime.snapshot import cut_links, left_hosts, link_votes
-from liveshift.runtime.snapshot.cut_links import (
+from liveshift.runtime.losses import cut_links, left_hosts, link_votes
+from liveshift.runtime.losses.cut_links import (
     EARLY,
     NAMED_PAIRS,
     NOTHING,
@@ -23,8 +21,10 @@ from liveshift.runtime.snapshot.cut_links import (
     hosts_to_leave,
     silences,
 )
-from liveshift.runtime.snapshot.left_hosts import AVOIDED_S, LeftHosts
-from liveshift.runtime.snapshot.link_votes import MOST_VOTERS
+from liveshift.runtime.losses.left_hosts import AVOIDED_S, LeftHosts
+from liveshift.runtime.losses.link_votes import MOST_VOTERS
+from liveshift.runtime.messages import CapsuleState, HostsReached, Message, TryHosts
+from liveshift.runtime.model.jobs import Job
 
 LIMITS = CLUSTER.timeouts
 SUSPICION, HEARTBEAT = LIMITS.suspicion, LIMITS.heartbeat
