@@ -39,6 +39,13 @@ class CommandEnd:
     error: str = ""
 
 
+def not_runnable(argv: Sequence[str]) -> str:
+    """Say why this machine cannot run a command; "" if it can, or if there is none."""
+    if not argv or (os.path.isfile(argv[0]) and os.access(argv[0], os.X_OK)):
+        return ""
+    return f"{argv[0]} is no program that can be run here"
+
+
 def outcome(end: CommandEnd, limit_s: float) -> str:
     """Say how a command has ended; the text follows the command's name."""
     said = f": {end.said}" if end.said else ""

@@ -27,6 +27,7 @@ from ..config.cluster import Cluster
 from ..control import local_socket
 from ..control.link import Switchboard
 from ..daemon import heap, notify, state_lock
+from ..daemon.bounded_command import not_runnable
 from ..daemon.cluster_file import ClusterFile
 from ..journal.journal_file import JournalError
 from ..messages import Message
@@ -355,6 +356,12 @@ async def serve(cluster: Cluster, file: ClusterFile) -> None:
     Raises LiveshiftError if it cannot start.
     """
     heap.bound()
+    for key, argv in (
+        ("fence", cluster.snapshots.fence),
+        ("on_rewind", cluster.snapshots.on_rewind),
+    ):
+        if why := not_runnable(argv):  # else nobody sees it before a host has died
+            log.error("snapshots.%s of the cluster file: %s", key, why)
     with state_lock.held(cluster.paths.state, "orchestrator"):
         orchestrator = await Orchestrator.start(cluster)
         await file.follow(orchestrator.run(), orchestrator.idle, orchestrator.objection)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waits import until, until_async
 
-from liveshift.runtime.daemon.bounded_command import CommandEnd, run_bounded
+from liveshift.runtime.daemon.bounded_command import CommandEnd, not_runnable, run_bounded
 
 LONG_S = 60.0
 
@@ -94,3 +94,15 @@ def test_it_is_killed_if_its_caller_is_cancelled(tmp_path: Path) -> None:
         await until_async(lambda: gone(pid))
 
     asyncio.run(play())
+
+
+def test_a_program_that_is_not_there_is_known_before_it_is_needed(tmp_path: Path) -> None:
+    assert not_runnable(()) == not_runnable(("/bin/sh", "-c")) == ""
+    program = tmp_path / "power-off"
+    why = f"{program} is no program that can be run here"
+    assert not_runnable([str(program)]) == why
+    program.touch()
+    assert not_runnable([str(program)]) == why, "nobody may run it"
+    program.chmod(0o755)
+    assert not_runnable([str(program)]) == ""
+    assert not_runnable([str(tmp_path)]) == f"{tmp_path} is no program that can be run here"
