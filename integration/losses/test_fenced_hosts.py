@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of which no host is heard, and a command that switches a host off.
+"""The orchestrator hears no host of a job, and a command switches one of them off.
 
 The command of these tests asks the test to do that, as one for real hosts asks their management
 controllers. The host of the job lives meanwhile, and the job trains on: only the cable is out. So a
@@ -79,9 +79,9 @@ def test_a_job_on_one_host_is_taken_back_once_that_host_is_off(
     (rewound,) = eventually(lambda: events(job, "rewound"), "the job to run again", 60)
     eventually(lambda: len(steps_since(job, 0, rewound.time)) > AFTER, "new steps")
     eventually(lambda: len(steps(job, 0)) > before + AFTER, "the job to be further than ever")
-    told = events(job, "fencing")
-    begun = next(event for event in told if f" for {home}" in event.text)
-    ended = next(event for event in told if f"for {home}, has ended with code 0" in event.text)
+    fencing = events(job, "fencing")
+    begun = next(event for event in fencing if f" for {home}" in event.text)
+    ended = next(event for event in fencing if f"for {home}, has ended with code 0" in event.text)
     assert cut + AFTER_S < begun.time < off < ended.time < rewound.time
     assert job.seen(0).host != home
     job.assert_begins_like_never_moved(references)

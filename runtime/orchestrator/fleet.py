@@ -19,7 +19,7 @@ from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
-from ..model.spares import NO_GPUS, GpuNeed, HostView
+from ..model.spares import NO_GPUS, GpuNeed, HostView, choose_destination
 from ..model.steps import ENDS
 from ..snapshot.snapshot import Snapshot
 
@@ -134,6 +134,25 @@ class Fleet:
         """List the migrations of a job that have not ended, GPU swaps included."""
         return [each for each in self.under_way() if each.job is job]
 
+    def heard(self) -> dict[str, float]:
+        """Return, by host, when it was last heard, in monotonic seconds; 0 for never."""
+        return {name: state.heard for name, state in self.hosts.items()}
+
+    def paused(self, job: Job) -> bool:
+        """Whether a move or a snapshot holds the job's ranks at their gates, or cannot open
+        them."""
+        snapshot = self.snapshots.get(job.name)
+        held = snapshot is not None and not snapshot.released.is_set()
+        return held or self._moves_hold_gates(job)
+
+    def locked(self, job: Job) -> bool:
+        """Whether a move or a snapshot may have locked networks of the job."""
+        snapshot = self.snapshots.get(job.name)
+        return (snapshot is not None and snapshot.locks) or self._moves_hold_gates(job)
+
+    def _moves_hold_gates(self, job: Job) -> bool:
+        return any(each.holds_gates or each.waits for each in self.moves_of(job))
+
     def forget_migrations(self, keep: int) -> None:
         """Keep only the newest ``keep`` ended migrations in memory."""
         ended = [name for name, each in self.migrations.items() if each.step in ENDS]
@@ -181,6 +200,19 @@ class Fleet:
             )
             for h in self.cluster.hosts
         ]
+
+    def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
+        """Return a host that is not in ``avoid`` for a capsule of a job that is being rewound.
+        Raises NoSpare if none has room."""
+        found = self.find(capsule.name)
+        newest = found[0].newest if found is not None else None
+        need = newest.gpus.get(capsule.name, NO_GPUS) if newest is not None else NO_GPUS
+        avoid = set(avoid)
+        if found is not None and newest is not None and capsule.name in newest.carried:
+            avoid |= {found[0].capsules[name].host for name in newest.carried} - {capsule.host}
+        views = [view for view in self.views() if view.name not in avoid]
+        last = self.left_hosts.recent()
+        return choose_destination(views, capsule.name, capsule.host, "", last, need)[0].name
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
         """Return what the capsule needs of a destination's GPUs, from its source's last

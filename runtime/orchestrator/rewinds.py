@@ -31,7 +31,6 @@ from ..migration.migration import Migration
 from ..migration.migration_records import write_rewound
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Generation, Place, rewind_plan
-from ..model.spares import NO_GPUS, choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.images_gone import images_gone, look_limit
@@ -69,6 +68,7 @@ class Rewinds:
         # RewindContext says what each of these does.
         self.request = agents.request
         self.is_up = fleet.is_up
+        self.another_host = fleet.another_host
         self.publish = address_book.publish
         self.commit = context.commit
         self._rows: dict[str, RewindRow] = {}  # by job: its last rewind, until that is done
@@ -80,10 +80,10 @@ class Rewinds:
         self._commands = RewindCommands(fleet.cluster, fleet.journal)
         self._lookout = lookout = Lookout(
             fleet.cluster,
-            self._heard,
-            self._paused,
+            fleet.heard,
+            fleet.paused,
             gates.opened,
-            self._locked,
+            fleet.locked,
             self._wake.set,
             agents.request,
             fleet.left_hosts,
@@ -443,11 +443,11 @@ class Rewinds:
 
     async def images_missing(self, job: Job, hosts: Sequence[str]) -> str:
         generation = job.newest
-        if generation is None:
-            return "no snapshot of it is left"
+        if generation is None or self._protection.before(job.name):
+            return ""
         plan = self._plan(job, generation, self._away(job, hosts))
-        if isinstance(plan, str):
-            return "" if job.state == "rewinding" else plan
+        if isinstance(plan, str):  # since why_not had a plan, which will say so again
+            return plan
         return await images_gone(self, job, generation, plan, trains=True)
 
     def _away(self, job: Job, hosts: Collection[str]) -> set[str]:
@@ -455,14 +455,11 @@ class Rewinds:
         return {c.name for c in job.capsules.values() if c.host in hosts} | self._lookout.lost(job)
 
     def voters(self) -> list[str]:
-        since, digest = time.monotonic() - self.cluster.timeouts.suspicion, self.cluster.digest
-        hosts = self._fleet.hosts.items()
-        return [name for name, host in hosts if host.heard > since and host.digest == digest]
+        digest = self.cluster.digest
+        return [host for host in self._fleet.up() if self._fleet.hosts[host].digest == digest]
 
     def others_on(self, host: str, job: Job) -> int:
-        others = (each for each in self._fleet.jobs.values() if each is not job)
-        every = (capsule for each in others for capsule in each.capsules.values())
-        return sum(capsule.host == host and capsule.code is None for capsule in every)
+        return len(set(self._fleet.held().get(host, ())) - job.capsules.keys())
 
     # ---- the rest of RewindContext -------------------------------------------------------------
 
@@ -499,35 +496,5 @@ class Rewinds:
             job.state = "running"
             job.last_rewind = self._fleet.journal.snapshots.last_rewind(row.job)
 
-    def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
-        found = self._fleet.find(capsule.name)
-        newest = found[0].newest if found is not None else None
-        need = newest.gpus.get(capsule.name, NO_GPUS) if newest is not None else NO_GPUS
-        avoid = set(avoid)
-        if found is not None and newest is not None and capsule.name in newest.carried:
-            avoid |= {found[0].capsules[name].host for name in newest.carried} - {capsule.host}
-        views = [view for view in self._fleet.views() if view.name not in avoid]
-        last = self._fleet.left_hosts.recent()
-        return choose_destination(views, capsule.name, capsule.host, "", last, need)[0].name
-
     async def open_gates(self, job: Job) -> str:
         return await self._gates.open(job, self.cluster.timeouts)
-
-    def _heard(self) -> dict[str, float]:
-        return {name: state.heard for name, state in self._fleet.hosts.items()}
-
-    def _paused(self, job: Job) -> bool:
-        """Whether a move or a snapshot holds the job's ranks at their gates, or cannot open
-        them."""
-        snapshot = self._fleet.snapshots.get(job.name)
-        if snapshot is not None and not snapshot.released.is_set():
-            return True
-        return self._moves_hold_gates(job)
-
-    def _locked(self, job: Job) -> bool:
-        """Whether a move or a snapshot may have locked networks of the job."""
-        snapshot = self._fleet.snapshots.get(job.name)
-        return (snapshot is not None and snapshot.locks) or self._moves_hold_gates(job)
-
-    def _moves_hold_gates(self, job: Job) -> bool:
-        return any(each.holds_gates or each.waits for each in self._fleet.moves_of(job))
