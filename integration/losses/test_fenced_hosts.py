@@ -54,9 +54,9 @@ def job(lab: LabSession) -> Iterator[Job]:
     wait_protected(started)
     home = started.seen(0).host
     yield started
-    started.stop()
     for other in labs.cut_off_from(lab.lab, home):
-        labs.rejoin(lab.lab, home, other)
+        labs.rejoin(lab.lab, home, other)  # else nobody reaches the job to stop it
+    started.stop()
     if lab.lab.machine(home).init is None:
         labs.boot_host(lab.lab, home)
         labs.link(lab.lab, home, cut=False)  # the host remembers that its cable is out
