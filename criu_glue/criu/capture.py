@@ -40,12 +40,13 @@ STALL_S = 30
 
 
 class Capture:
-    """Reads one image stream in its own thread and hands it to a sink."""
+    """Reads one image stream in its own thread and hands it to a sink. ``sink`` may be set later,
+    as long as CRIU has not begun to dump."""
 
-    def __init__(self, images: Path, sink: Sink) -> None:
+    def __init__(self, images: Path, sink: Sink | None = None) -> None:
         self.bytes = 0
         self.error: BaseException | None = None
-        self._sink = sink
+        self.sink = sink
         self._names: dict[int, str] = {}
         self._connection: socket.socket | None = None
         self._idle = threading.Condition()
@@ -154,7 +155,8 @@ class Capture:
             with contextlib.suppress(OSError):  # fewer wake-ups for what follows
                 fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
         self.bytes += len(data)
-        self._sink(self._names[fd], data)
+        assert self.sink is not None
+        self.sink(self._names[fd], data)
         if not data:
             selector.unregister(fd)
             os.close(fd)

@@ -8,9 +8,12 @@
 //   These are nine calls while the job is frozen, so it is no shell script. CRIU sets
 //   CRTOOLS_SCRIPT_ACTION, and passes on this variable, which the agent set for CRIU:
 //
-//   LIVESHIFT_HOOK = "DIRECTORY HOLD MARK FILE"
+//   LIVESHIFT_HOOK = "DIRECTORY BEGIN HOLD MARK FILE"
 //
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
+//   BEGIN      the stage at which the hook waits until CRIU may begin: it reads the verdict from the
+//              FIFO `begin`. CRIU goes on only if the verdict is "go". If the agent ends, which
+//              keeps that FIFO open for writing, CRIU ends too
 //   HOLD       the stage at which the hook waits: it writes "held" to the FIFO `held` and reads the
 //              verdict from the FIFO `verdict`. CRIU goes on only if the verdict is "go" and CRIU
 //              is alive. "go N" also sets the sandbox's ns_last_pid to N, so that processes that
@@ -27,6 +30,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,9 +73,34 @@ static void set_last_pid(const char *number) {
         close(fd);
 }
 
+// Read one line; `verdict` is zero and has FIELD bytes. The descriptor may be non-blocking: then the
+// end of all writers ends the wait too, whether this program has opened the FIFO before it or after.
+static void read_verdict(int fd, char *verdict) {
+    size_t have = 0;
+    while (have < FIELD - 1 && strchr(verdict, '\n') == NULL) {
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        ssize_t n = read(fd, verdict + have, FIELD - 1 - have);
+        if (n < 0 && errno == EAGAIN)
+            poll(&wait, 1, -1);
+        else if (n == 0 || (n < 0 && errno != EINTR))
+            break;
+        else if (n > 0)
+            have += (size_t)n;
+    }
+}
+
+static int wait_to_begin(int directory) {
+    char verdict[FIELD] = "";
+    int fd = openat(directory, "begin", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return fail("begin");
+    read_verdict(fd, verdict);
+    close(fd);
+    return strcmp(verdict, "go\n") != 0;
+}
+
 static int wait_for_verdict(int directory, pid_t criu) {
     char verdict[FIELD] = "";
-    size_t have = 0;
     int fd = openat(directory, "held", O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "held\n", 5) != 5)
         return fail("held");
@@ -79,14 +108,7 @@ static int wait_for_verdict(int directory, pid_t criu) {
     fd = openat(directory, "verdict", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return fail("verdict");
-    while (have < sizeof verdict - 1 && strchr(verdict, '\n') == NULL) {
-        ssize_t n = read(fd, verdict + have, sizeof verdict - 1 - have);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        have += (size_t)n;
-    }
+    read_verdict(fd, verdict);
     close(fd);
     // If CRIU was killed meanwhile, it is no longer our parent.
     int may_go_on = strcmp(verdict, "go\n") == 0 || strncmp(verdict, "go ", 3) == 0;
@@ -111,19 +133,22 @@ int main(int argc, char **argv) {
     pid_t criu = getppid();
     const char *action = getenv("CRTOOLS_SCRIPT_ACTION"),
                *agent_variable = getenv("LIVESHIFT_HOOK");
-    char wait_at[FIELD], mark_at[FIELD], file[FIELD], path[FIELD];
+    char begin_at[FIELD], wait_at[FIELD], mark_at[FIELD], file[FIELD], path[FIELD];
     int number;
     if (action == NULL || agent_variable == NULL ||
-        sscanf(agent_variable, "%d %63s %63s %63s", &number, wait_at, mark_at, file) != 4) {
+        sscanf(agent_variable, "%d %63s %63s %63s %63s", &number, begin_at, wait_at, mark_at,
+               file) != 5) {
         errno = EINVAL;
         return fail("environment");
     }
-    int waits = strcmp(action, wait_at) == 0;
-    if (!waits && strcmp(action, mark_at) != 0)
+    int begins = strcmp(action, begin_at) == 0, waits = strcmp(action, wait_at) == 0;
+    if (!begins && !waits && strcmp(action, mark_at) != 0)
         return 0;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)criu, number);
     int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0)
         return fail(path);
+    if (begins)
+        return wait_to_begin(directory);
     return waits ? wait_for_verdict(directory, criu) : make_mark(directory, file);
 }

@@ -71,7 +71,7 @@ class FrozenTree:
 
     After :meth:`dump` has returned, the tasks are stopped and the sink has every image byte.
     After an error in :meth:`dump`, or after :meth:`thaw`, the tasks run on as before. The caller
-    locks the network.
+    locks the network. :meth:`start_ahead` makes the freeze shorter by the start of CRIU.
     """
 
     def __init__(self, sandbox: Sandbox, root_pid: int, directory: Path) -> None:
@@ -80,6 +80,7 @@ class FrozenTree:
         self._directory = directory
         self._criu = HeldCriu(directory)
         self._capture: Capture | None = None
+        self._ahead = False  # whether CRIU waits to begin
         self._filter: PageFilter | None = None
         self._begun = False
         self._pinned = False
@@ -87,6 +88,15 @@ class FrozenTree:
         self._stood: list[int] = []
         self._dead = DeadTasks()
         self.image_bytes = 0
+
+    def start_ahead(self, criu: Criu, page_filter: PageFilter | None) -> None:
+        """Start CRIU while the tree runs on; it waits for :meth:`dump`, which must get the same
+        ``page_filter``. :meth:`thaw` ends it, and so does the end of this process.
+
+        Raises StepFailed if the sandbox has ended.
+        """
+        self._start(criu, page_filter)
+        self._ahead = True
 
     def dump(
         self,
@@ -103,31 +113,56 @@ class FrozenTree:
         lacks the pages of the ranges that another thread gives to ``page_filter`` meanwhile.
         Raises StepFailed, or what the sink or ``look`` raised; then the tasks run again.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         until = time.monotonic() + deadline_s
-        self._capture = Capture(self._directory, sink)
-        self._filter = page_filter
-        self._begun = True
-        tree = self._tree()
-        self._dead = DeadTasks(task.pid for task in tree)
-        self._stood = [task.pid for task in tree if _is_stopped(task)]
-        self._note(STOOD, self._stood)
+        if not (self._ahead and self._criu.alive() and self._filter is page_filter):
+            self._end_ahead()  # somebody has killed it
+            self._start(criu, page_filter)
+        capture = self._capture
+        assert capture is not None
+        capture.sink = sink
+        self._ahead = False
         try:
+            tree = self._tree()
+            self._dead = DeadTasks(task.pid for task in tree)
+            self._stood = [task.pid for task in tree if _is_stopped(task)]
+            self._note(STOOD, self._stood)
             self._take_out(epoll)
-            preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
+            self._criu.let_begin()
+            self._wait_held(capture, until, look)
+        except BaseException as failed:
+            self.thaw()
+            if capture.error:  # the reason why CRIU could not write on
+                raise capture.error from failed
+            raise
+        self.image_bytes = capture.bytes
+
+    def _start(self, criu: Criu, page_filter: PageFilter | None) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._begun = True
+        self._filter = page_filter
+        self._capture = Capture(self._directory)
+        preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
+        try:
             self._criu.start(
                 enter(self._sandbox),
                 criu.command(*self._options(), preload=preload),
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
+                begin="pre-dump",
             )
-            self._wait_held(self._capture, until, look)
-        except BaseException as failed:
-            self.thaw()
-            if self._capture.error:  # the reason why CRIU could not write on
-                raise self._capture.error from failed
+        except BaseException:
+            self._end_ahead()
             raise
-        self.image_bytes = self._capture.bytes
+
+    def _end_ahead(self) -> None:
+        """End a CRIU that waits to begin. It has touched nothing yet, so it may simply be
+        killed."""
+        self._ahead = self._begun = False
+        self._criu.kill()
+        self._criu.close()
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
 
     def taken_out(self) -> list[EpollEntry]:
         """The entries that the destination must put back into epoll sets after the restore."""
@@ -189,6 +224,9 @@ class FrozenTree:
     def thaw(self) -> None:
         """Let the tasks go on at the source. Safe to call at any time, more than once."""
         if not self._begun:
+            return
+        if self._ahead:
+            self._end_ahead()
             return
         if self._capture is not None:
             self._capture.close()  # a CRIU that still writes images gives up and lets the tasks go

@@ -5,6 +5,9 @@ The hook (criu_hook.c) reports on one FIFO that it waits, and reads the verdict 
 file beside them holds CRIU's pid and start time. So a restarted agent finds the CRIU that its
 predecessor started, and gives the verdict itself.
 
+CRIU can be started ahead: then the hook waits a first time before CRIU has touched anything. Such a
+CRIU ends together with the agent that started it, so nobody has to find it.
+
 The directory of these files is hidden in the sandbox, where CRIU works. CRIU gets the directory as
 an open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
 hook, so the hook enters the directory by the same path. No task of the sandbox can use that path,
@@ -45,6 +48,7 @@ class HeldCriu:
         self._process: subprocess.Popen[bytes] | None = None
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
+        self._begin: int | None = None  # the end of a FIFO: CRIU was started ahead
         self._hooked = False  # True if a hook may be waiting
 
     def start(
@@ -56,6 +60,7 @@ class HeldCriu:
         pass_fds: Sequence[int] = (),
         environment: Callable[[int], Mapping[str, str]] | None = None,
         config: str = "",
+        begin: str = "",
     ) -> None:
         """Run CRIU (``command``, entering the sandbox by ``prefix``) on the directory's images.
 
@@ -63,17 +68,20 @@ class HeldCriu:
         makes in the directory at that action; if the name is a link, the hook makes the link's
         target. ``environment`` returns further variables for CRIU's environment. It gets the
         number of the descriptor under which CRIU has the directory open. ``config`` names a file
-        in the directory with further options, which CRIU reads when it begins.
+        in the directory with further options, which CRIU reads when it begins. ``begin`` is the
+        action at which CRIU waits for :meth:`let_begin`.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
             (self.directory / name).unlink(missing_ok=True)
             os.mkfifo(self.directory / name, 0o600)
         self._listen()
+        if begin:
+            self._open_begin()
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         hook = os.open(HOOK, os.O_RDONLY)
         try:
-            own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
+            own = {"LIVESHIFT_HOOK": " ".join([str(directory), begin or "none", action, *mark])}
             more = environment(directory) if environment else {}
             hook_command = [f"/proc/self/fd/{hook}", "--exec", str(directory), str(hook)]
             options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
@@ -98,6 +106,11 @@ class HeldCriu:
             self._who = (int(pid), int(since))
             self._hooked = True
             self._listen()  # so that a hook that starts later finds a reader
+
+    def let_begin(self) -> None:
+        """Let a CRIU begin that was started ahead; it need not wait yet."""
+        assert self._begin is not None
+        os.write(self._begin, b"go\n")
 
     def alive(self) -> bool:
         if self._process is not None:
@@ -183,14 +196,23 @@ class HeldCriu:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOST_S)
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        for end in (self._held, self._begin):
+            if end is not None:
+                os.close(end)
+        self._held = self._begin = None
 
     def _listen(self) -> None:
         if self._held is None:
             # For both directions: else reads would see end of file while no hook has it open.
             self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
+
+    def _open_begin(self) -> None:
+        (self.directory / "begin").unlink(missing_ok=True)
+        os.mkfifo(self.directory / "begin", 0o600)
+        if self._begin is not None:
+            os.close(self._begin)
+        # For both directions: so it opens without a reader, and keeps what is written.
+        self._begin = os.open(self.directory / "begin", os.O_RDWR | os.O_NONBLOCK)
 
     def _wait_end(self, seconds: float, *also: int) -> None:
         """Wait for CRIU's end, or until one of the descriptors ``also`` is readable."""

@@ -107,7 +107,6 @@ class Agent:
             self.registry,
             self._silence,
             self.holding.own_inbox,
-            self.holding.own_bytes,
         )
         self._heard = time.monotonic()
         self._boot_id = uuid.uuid4().hex

@@ -46,7 +46,6 @@ class Ahead:
     stands: int
     least: int
     own: int | None
-    gives_way: int
     deadline: float
 
 
@@ -55,7 +54,7 @@ class SnapshotHandlers:
     EndEarlier.
 
     ``silence``: seconds since the orchestrator was last heard. ``own_inbox``: the inbox for this
-    host's own copy of an image, None if it takes none. ``own_bytes``: as in OwnCopies.
+    host's own copy of an image, None if it takes none.
     """
 
     def __init__(
@@ -64,22 +63,20 @@ class SnapshotHandlers:
         registry: MigrationRegistry,
         silence: Callable[[], float],
         own_inbox: Callable[[str], Inbox | None],
-        own_bytes: Callable[[], int],
     ) -> None:
         self._capsule_table = capsule_table
         self._registry = registry
         self._sessions = registry.snapshots
         self._silence = silence
         self._own_inbox = own_inbox
-        self._own_bytes = own_bytes
 
     # ---- requests of the orchestrator ----------------------------------------------------------
 
     async def start(self, request: messages.StartSnapshot) -> messages.Moved:
         """Begin a session, and send what can go ahead; an earlier session of the capsule ends."""
         asked = time.monotonic()
-        ahead = _ahead(request, await asyncio.to_thread(self._own_bytes))
-        self._registry.dumper()  # refuse now, not at the boundary
+        ahead = _ahead(request)
+        criu = self._registry.dumper()  # refuse now, not at the boundary
         await self._sessions.make_way(self._registry.free(request.capsule))
         devices = await self._devices(request)
         resident = self._registry.free(request.capsule)  # again: a migration may have begun
@@ -102,7 +99,7 @@ class SnapshotHandlers:
             )
 
         snapshot = self._sessions.begin(resident, make)
-        return await asyncio.to_thread(snapshot.send_ahead, ahead, asked)
+        return await asyncio.to_thread(snapshot.send_ahead, ahead, asked, criu)
 
     async def lock(self, request: messages.LockCapsule) -> None:
         self._registry.running(request.capsule)
@@ -215,14 +212,13 @@ def _need_ranks(resident: RunningCapsule) -> None:
         raise StepFailed("snapshot", f"a rank of {resident.spec.name} has ended{how}")
 
 
-def _ahead(request: messages.StartSnapshot, gives_way: int) -> Ahead:
+def _ahead(request: messages.StartSnapshot) -> Ahead:
     return Ahead(
         image_number(request.image),
         request.holder,
         request.base,
         request.least,
         request.own,
-        gives_way,
         request.deadline,
     )
 

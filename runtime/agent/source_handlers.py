@@ -99,13 +99,13 @@ class SourceHandlers:
 
     async def precopy(self, request: messages.StartPrecopy) -> messages.Moved:
         asked = time.monotonic()
-        self._registry.dumper()
+        criu = self._registry.dumper()
         outgoing = await self._begin(request)
         with self._registry.working(request.migration):
             # No snapshot begins from here on, since the registry has the migration.
             await self._registry.snapshots.end(request.capsule)
             moved = await self._capsule_table.blocking(
-                request.capsule, lambda: outgoing.precopy(request, asked)
+                request.capsule, lambda: outgoing.precopy(request, asked, criu)
             )
             breaks = await asyncio.to_thread(self._breaks, outgoing.resident)
             return msgspec.structs.replace(moved, outside=breaks)

@@ -285,7 +285,7 @@ class Lanes:
     def _link_is_slow(self) -> bool:
         """Whether the link is what limits the chunks. Otherwise the tracker limits them, and
         compression would only take CPU time from the job."""
-        return self.until != float("inf") or self._under_way() > len(self._lanes)
+        return self._under_way() > len(self._lanes)
 
     def _under_way(self) -> int:
         """The number of chunks that are sealed, or being sealed, and not acknowledged."""

@@ -38,12 +38,13 @@ def forecast_memory(
 ) -> tuple[Footprint, Writing | None, str]:
     """Return (its size, what it writes if ``watch``, why only a full dump is possible).
 
-    The last is empty if pre-copy can copy its memory while it trains. ``room``: as in
-    :func:`full_dump_because`.
+    The last is empty if pre-copy can copy its memory while it trains. ``room``: so many bytes may
+    be copied for each process that are shared now.
     """
-    why = full_dump_because(host, resident, settings, room)
+    size = footprint(resident.sandbox)
+    why = _full_dump_because(host, size, settings, room)
     writing = measure_writing(resident) if watch and not why else None
-    return footprint(resident.sandbox), writing, why
+    return size, writing, why
 
 
 def room_for_copies(gives_way: int = 0) -> int:
@@ -54,17 +55,17 @@ def room_for_copies(gives_way: int = 0) -> int:
     return host_facts.memory_to_spare(KEPT_FREE) + gives_way
 
 
-def full_dump_because(
-    host: str, resident: RunningCapsule, settings: PrecopySettings, room: int = 0
-) -> str:
+def full_dump_because(host: str, resident: RunningCapsule, settings: PrecopySettings) -> str:
     """Why CRIU's image must carry all memory of a capsule on ``host``, in words; "" if the memory
-    can go ahead while the capsule trains. ``room``: so many bytes may be copied for each process
-    that are shared now."""
+    can go ahead while the capsule trains."""
+    return _full_dump_because(host, footprint(resident.sandbox), settings, 0)
+
+
+def _full_dump_because(host: str, size: Footprint, settings: PrecopySettings, room: int) -> str:
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
         return f"{host}: {why}"
-    size = footprint(resident.sandbox)
     shared = size.copied - size.private
     if shared > max(SHARED_MOST, room) and shared > size.private / 4:
         return (

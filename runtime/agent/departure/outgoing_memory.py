@@ -63,6 +63,7 @@ class OutgoingMemory:
         self._lent = lent
         self._lanes: Lanes | None = None
         self._rounds: PrecopyRounds | None = None
+        self._page_filter: PageFilter | None = None
         self._full_dump = ""  # why CRIU's image carries all memory; "" if it does not
         self._cancelled = self._given_up = self._paused = False
         self._sooner = NEVER  # monotonic seconds; rounds end by then
@@ -199,13 +200,21 @@ class OutgoingMemory:
                 interrupted = self._rounds.stop()
                 lap.detail = "interrupted" if interrupted else "none was under way"
 
+    def page_filter(self, images: Path) -> PageFilter | None:
+        """What keeps CRIU from dumping memory that goes over the lanes; None if CRIU dumps all.
+        ``images``: where it meets CRIU. It is the same at each call."""
+        if self._rounds is not None and self._page_filter is None:
+            self._page_filter = PageFilter(images)
+        return self._page_filter
+
     def send_final_set(self, images: Path, until: float) -> FinalDirtySet | None:
         """Begin to send the rest of the memory, because CRIU is about to freeze the tree. Returns
-        None if CRIU dumps all memory. ``images``: where the page filter meets CRIU."""
-        if self._rounds is None or self._lanes is None or self._wire is None:
+        None if CRIU dumps all memory. ``images``: as in :meth:`page_filter`."""
+        page_filter = self.page_filter(images)
+        if page_filter is None or self._rounds is None or self._lanes is None or self._wire is None:
             return None
         self._lanes.until = until
-        return FinalDirtySet(self._rounds, self._wire.sender, PageFilter(images), until)
+        return FinalDirtySet(self._rounds, self._wire.sender, page_filter, until)
 
     def wait_without_end(self) -> None:
         """From the promise on, the orchestrator decides how long to wait for the destination."""

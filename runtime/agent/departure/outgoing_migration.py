@@ -109,9 +109,10 @@ class OutgoingMigration:
 
     # ---- while the job trains ------------------------------------------------------------------
 
-    def precopy(self, request: StartPrecopy, asked: float) -> Moved:
+    def precopy(self, request: StartPrecopy, asked: float, criu: Criu) -> Moved:
         """Send directories, output and memory while the job trains. Memory goes again and again,
-        until the deadline of a request that came at ``asked`` (monotonic seconds)."""
+        until the deadline of a request that came at ``asked`` (monotonic seconds). Then ``criu`` is
+        started, so that it is ready at the boundary."""
         self._enter(OutgoingPhase.PRECOPYING)
         watch = Stopwatch(asked)  # the orchestrator counts its phases from the request
         if self._frozen.devices is not None:
@@ -135,6 +136,7 @@ class OutgoingMigration:
                 min(until, soon),
                 lambda: self._abandoned,
             )
+        self._frozen.tree.start_ahead(criu, self._memory.page_filter(self._images))
         return Moved(self.sent, watch.phases, chosen=self._memory.chosen)
 
     def end_sooner(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ from .... import background
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.network import network_lock
-from ....errors import LiveshiftError, Refused, StepFailed
+from ....errors import LiveshiftError, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved
 from ...model import link_rates
@@ -39,7 +39,6 @@ from ..gpu.devices import DeviceTree, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
 from .capsule_tracker import CapsuleTracker
-from .forecast import full_dump_because, room_for_copies
 from .frozen_capsule import FrozenCapsule
 from .outgoing_files import OutgoingFiles
 from .outgoing_memory import OutgoingMemory, OutgoingWire
@@ -61,8 +60,7 @@ class SnapshotRequest(Protocol):
     ``generation``: the number of the new image. ``destination``: the holder. ``stands``,
     ``least``: the generation at which its store stands, and the highest incarnation that it knows
     (CapsuleTracker.lend). ``own``: the generation at which this host's store stands, None if it
-    takes no copy. ``gives_way``: as in forecast.room_for_copies. ``deadline``: seconds for all that
-    goes ahead.
+    takes no copy. ``deadline``: seconds for all that goes ahead.
     """
 
     @property
@@ -75,8 +73,6 @@ class SnapshotRequest(Protocol):
     def least(self) -> int: ...
     @property
     def own(self) -> int | None: ...
-    @property
-    def gives_way(self) -> int: ...
     @property
     def deadline(self) -> float: ...
 
@@ -148,11 +144,12 @@ class OutgoingSnapshot:
 
     # ---- the steps -----------------------------------------------------------------------------
 
-    def send_ahead(self, request: SnapshotRequest, asked: float) -> Moved:
+    def send_ahead(self, request: SnapshotRequest, asked: float, criu: Criu) -> Moved:
         """Send directories, output and one round of memory while the job trains, for a request that
-        came at ``asked`` (monotonic seconds).
+        came at ``asked`` (monotonic seconds). Then ``criu`` is started, so that it is ready at the
+        boundary.
 
-        Raises Refused if the capsule can have no snapshot, and StepFailed.
+        Raises StepFailed.
         """
         with self._step(SnapshotPhase.PREPARING):
             # If the boundary does not come within ``prepare`` seconds after that, it never does.
@@ -174,6 +171,7 @@ class OutgoingSnapshot:
                     min(until, time.monotonic() + freeze_obstacles.UNLOCKED_S),
                     self._over,
                 )
+            self._frozen.tree.start_ahead(criu, self._memory.page_filter(self._images))
             self.phase = SnapshotPhase.AHEAD
             return Moved(self.sent, watch.phases)
 
@@ -317,11 +315,6 @@ class OutgoingSnapshot:
         self._memory.give_up()
 
     def _begin_memory(self, request: SnapshotRequest) -> None:
-        host, settings = self._factory.host, self._factory.cluster.precopy
-        room = room_for_copies(request.gives_way)
-        if why := full_dump_because(host, self.resident, settings, room):
-            name = self.resident.spec.name
-            raise Refused(f"{name} can have no snapshot, as its memory cannot go ahead: {why}")
         lent = self._tracker.lend(request.destination, request.stands, request.least)
         if request.own not in (None, request.stands) and not self._tracker.sends_all:
             self._wire.give_up_copy("this host does not have what its holder has")

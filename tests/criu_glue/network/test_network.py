@@ -301,3 +301,25 @@ def test_an_address_that_no_device_has_is_named(net: Net) -> None:
 
 def test_a_mac_follows_from_its_address() -> None:
     assert mac("10.99.7.1") == "06:6c:0a:63:07:01"
+
+
+TABLE = Path("/proc/sys/net/ipv4/tcp_ehash_entries")
+
+
+@pytest.mark.skipif(not TABLE.exists(), reason="this kernel has one table for all namespaces")
+def test_a_capsule_has_a_small_table_of_connections_and_the_limits_of_its_host(net: Net) -> None:
+    """Whoever lists its connections walks through the whole table. A namespace that shares the
+    host's table has a negative size (ip-sysctl)."""
+    net.raised("h0")
+    names = ("tcp_max_tw_buckets", "tcp_max_syn_backlog", "tcp_child_ehash_entries")
+
+    def limits() -> list[str]:
+        return [(TABLE.parent / name).read_text().strip() for name in names]
+
+    with net.on("h0"):
+        of_host = limits()
+    with inside(net.plug("h0", 0)):
+        assert int(TABLE.read_text()) == 4096
+        assert limits() == of_host
+    with net.on("h0"):
+        assert limits() == of_host

@@ -34,6 +34,7 @@ def memory(*, on_idle_cores: bool) -> Any:
         lanes=None,
         begin=lambda *_: None,
         send_ahead=lambda *_: None,
+        page_filter=lambda _images: None,
         stop_rounds=lambda *_: None,
         end_sooner=lambda *_: None,
         send_final_set=lambda *_: None,

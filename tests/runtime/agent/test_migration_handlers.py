@@ -41,7 +41,7 @@ class Migration:
         self.ended_in: list[float] = []
         self._scene = scene
 
-    def precopy(self, _request: object, _asked: float) -> messages.Moved:
+    def precopy(self, _request: object, _asked: float, _criu: object) -> messages.Moved:
         return self._do("precopy")
 
     def freeze(self, _criu: object, _deadline: float) -> messages.Moved:

@@ -110,7 +110,7 @@ class Scene:
 
     def equip(self, outgoing: OutgoingMigration) -> None:
         """Give it the stand-ins for CRIU and the files."""
-        for name in ("dump", "thaw", "pin", "release"):
+        for name in ("start_ahead", "dump", "thaw", "pin", "release"):
             self._patch.setattr(outgoing._frozen.tree, name, self.note(name))
         files = outgoing._files
         self._patch.setattr(files, "_send_changes", lambda _send: {})
@@ -133,7 +133,7 @@ class Scene:
     def precopy(self, seconds: float = 60.0) -> Moved:
         request: Any = SimpleNamespace(deadline=seconds, full_dump="it is small", sooner=0.0)
         self.factory.host, self.factory.cluster = "h0", SimpleNamespace(precopy=None)
-        return self.outgoing.precopy(request, time.monotonic())
+        return self.outgoing.precopy(request, time.monotonic(), NO_CRIU)
 
     def freeze(self) -> list[str]:
         with contextlib.suppress(LiveshiftError):
@@ -143,7 +143,7 @@ class Scene:
     @property
     def steps(self) -> list[str]:
         """What was done to tree, network and devices, and what was waited for."""
-        minor = ("output", "wire closed", "remembered", PREPARED)
+        minor = ("start_ahead", "output", "wire closed", "remembered", PREPARED)
         return [step for step in self.done if not step.startswith(minor)]
 
 

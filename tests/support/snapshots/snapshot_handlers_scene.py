@@ -56,7 +56,7 @@ class Snapshot:
         self.interrupted = threading.Event()
         self._scene = scene
 
-    def send_ahead(self, request: SnapshotRequest, _asked: float) -> messages.Moved:
+    def send_ahead(self, request: SnapshotRequest, _asked: float, _criu: object) -> messages.Moved:
         self.request = request
         if self._scene.lasts:
             self._scene.done.append("ahead")
@@ -125,7 +125,7 @@ class Scene(MigrationRegistry):
         self.wire: Any = None  # of the snapshot that was made last
         self.own_inboxes: dict[str, Any] = {}
         self.handlers = SnapshotHandlers(
-            me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image), lambda: 77
+            me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image)
         )
         self.rulings = Rulings(me, self, me)
         monkeypatch.setattr(snapshot_handlers, "OutgoingSnapshot", self._make)

@@ -24,7 +24,7 @@ from liveshift.runtime.agent.host.running_capsule import CapsuleFactory, Running
 from liveshift.runtime.messages import Frozen, Moved
 
 LENT = "lent to h2, which stands at 16 and knows 4"
-AHEAD = [LENT, "memory begun", f"prepare_lock {INIT}", "all is there", "round"]
+AHEAD = [LENT, "memory begun", f"prepare_lock {INIT}", "all is there", "round", "start_ahead"]
 LOCK = ["rounds stopped", f"lock {INIT}"]
 DUMP = ["dump", "output", "all is there", "still held", "lanes ended", "manifest", "all is there"]
 THAW = ["thaw", f"unlock {INIT}"]
@@ -43,6 +43,7 @@ class Memory:
         self._scene = scene
         self.begin_snapshot = scene.note("memory begun")
         self.stop_rounds = scene.note("rounds stopped")
+        self.page_filter = lambda _images: None
         self.send_final_set = lambda *_: None
         self.cancel = self.interrupted.set
         self.give_up = lambda: None
@@ -76,9 +77,7 @@ class SnapshotScene(Scene):
             wire=SimpleNamespace(streams=4),
             paths=SimpleNamespace(run=images.parent),
         )
-        self.full_dump = ""
         patch(outgoing_snapshot, "OutgoingMemory", lambda *_: self.memory)
-        patch(outgoing_snapshot, "full_dump_because", lambda *_: self.full_dump)
         patch(thaw_timer, "AGAIN_S", 0.01)
         resident: RunningCapsule = self.resident
         factory: CapsuleFactory = self.factory
@@ -93,7 +92,6 @@ class SnapshotScene(Scene):
         no_lanes: Any = None
         self.learnt: list[tuple[float, bool, float]] = []
         self.own: int | None = None
-        self.gives_way = 0
         give_up = self.note("copy given up")
         wire = OutgoingWire(self.wire, no_lanes, lambda _report: None, lambda _why: give_up())
         self.snapshot = OutgoingSnapshot("s17.1", resident, factory, wire, tracker)
@@ -119,10 +117,9 @@ class SnapshotScene(Scene):
             stands=16,
             least=4,
             own=self.own,
-            gives_way=self.gives_way,
             deadline=deadline_s,
         )
-        return self.snapshot.send_ahead(request, time.monotonic())
+        return self.snapshot.send_ahead(request, time.monotonic(), NO_CRIU)
 
     def lock(self, deadline_s: float = 60.0) -> None:
         """As the handler does: signals are held back before."""

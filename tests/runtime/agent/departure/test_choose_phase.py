@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from outgoing_scene import Scene, scene
+from outgoing_scene import NO_CRIU, Scene, scene
 
 from liveshift.criu_glue.network import network_lock
 from liveshift.runtime.agent.departure import outgoing_memory
@@ -91,7 +91,7 @@ def phases(scene: Scene, moments: Moments, full_dump: str) -> list[Phase]:
     times = Timeline(began=since - 0.5)
     moments["began"] = times.began
     time.sleep(0.05)
-    times.add(scene.outgoing.precopy(request, since).phases, since)
+    times.add(scene.outgoing.precopy(request, since, NO_CRIU).phases, since)
     return times.phases
 
 

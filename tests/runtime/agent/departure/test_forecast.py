@@ -12,7 +12,11 @@ import pytest
 from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.agent.departure import forecast
-from liveshift.runtime.agent.departure.forecast import full_dump_because, room_for_copies
+from liveshift.runtime.agent.departure.forecast import (
+    forecast_memory,
+    full_dump_because,
+    room_for_copies,
+)
 from liveshift.runtime.agent.host import host_facts
 
 MB = 1 << 20
@@ -26,8 +30,9 @@ def because(
     size = Footprint(private * MB, 0, 3, 9, 100, (private + shared) * MB, 0)
     monkeypatch.setattr(forecast, "footprint", lambda _: size)
     monkeypatch.setattr(MemoryTracker, "probe", lambda: "")
-    more = () if room is None else (room * MB,)
-    return full_dump_because("h0", RESIDENT, SETTINGS, *more)
+    if room is None:  # a migration
+        return full_dump_because("h0", RESIDENT, SETTINGS)
+    return forecast_memory("h0", RESIDENT, SETTINGS, False, room * MB)[2]
 
 
 @pytest.mark.parametrize(("private", "shared"), [(400, 200), (4000, 900), (900, 0)])

@@ -71,7 +71,7 @@ def with_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Any:
         stop=scene.note("final set stopped"),
         describe=lambda: "",
     )
-    monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: None)
+    monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: object())
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: final_set)
     return memory
 

@@ -366,7 +366,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     monkeypatch.setattr(gone._sender, "send", lambda *chunk: chunks.append(chunk))
     monkeypatch.setattr(gone._sender, "bytes", 40)
     moved = scene.precopy(0.0)
-    assert scene.done == ["output", PREPARED, "all is there", "output"]
+    assert scene.done == ["output", PREPARED, "all is there", "output", "start_ahead"]
     assert {stream for stream, _ in chunks} == {"tree:1:tmp", f"tree:1:carried:{carried}"}
     for stream in ("tree:1:tmp", f"tree:1:carried:{carried}"):
         sent = [data for name, data in chunks if name == stream]
@@ -406,7 +406,7 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     monkeypatch.setattr(gone._memory, "begin", lambda *_: None)
     monkeypatch.setattr(outgoing_memory, "describe_rounds", lambda done: f"{done.sent} in rounds")
     request: Any = SimpleNamespace(deadline=7.0)
-    moved = gone.precopy(request, 70.0)
+    moved = gone.precopy(request, 70.0, NO_CRIU)
     assert until == [77.0]
     assert rounds.done == ["iterate_until_freeze"]
     assert (moved.bytes, moved.phases[1].bytes, moved.phases[1].detail) == (7, 30, "30 in rounds")
@@ -439,7 +439,7 @@ def test_memory_at_the_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     gone._images = gone._images / "a directory" / "that is not there"
     untils: list[tuple[float, float]] = []
     gone._frozen.tree.image_bytes = 21
-    monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: None)
+    monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: object())
     found = SimpleNamespace(sent_bytes=5)
 
     def finished(what: str, result: object) -> Callable[[], object]:

@@ -25,12 +25,10 @@ from snapshot_scene import (
 )
 from waits import until
 
-from liveshift.errors import Refused, StepFailed
-from liveshift.runtime.agent.departure import outgoing_snapshot
+from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import NOTE, OutgoingNote, has_promised
 from liveshift.runtime.agent.departure.outgoing_phase import SnapshotPhase
-from liveshift.runtime.agent.host import host_facts
 
 __all__ = ["snapshots"]
 
@@ -116,7 +114,7 @@ def test_a_source_promises_nothing_and_a_restarted_agent_thaws(snapshots: Snapsh
 # ---- errors ------------------------------------------------------------------------------------
 
 WHERE = {
-    "ahead": [LENT, "memory begun", PREPARED, "all is there", "round"],
+    "ahead": [LENT, "memory begun", PREPARED, "all is there", "round", "start_ahead"],
     "lock": ["rounds stopped", LOCKED],
     "dump": ["dump", "output", "all is there", "still held", "lanes ended", "manifest"],
 }
@@ -204,31 +202,6 @@ def test_a_page_that_was_not_sent_makes_the_image_no_image(snapshots: SnapshotSc
     assert (scene.snapshot.complete, scene.snapshot.digest) == (False, b"")
     assert "returned 0" in scene.done, "the next snapshot sends all"
     assert scene.goes_on()
-
-
-def test_a_capsule_whose_memory_cannot_go_ahead_is_refused(snapshots: SnapshotScene) -> None:
-    snapshots.full_dump = "the kernel is too old"
-    with pytest.raises(Refused, match="gpt/1 can have no snapshot, as its memory"):
-        snapshots.ahead()
-    assert LENT not in snapshots.done
-    assert snapshots.goes_on()
-
-
-def test_memory_that_copies_take_counts_as_room(
-    snapshots: SnapshotScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the first copy at home would be the reason for which there is no further snapshot."""
-    asked: list[int] = []
-
-    def because(*about: Any) -> str:
-        asked.append(about[-1])
-        return ""
-
-    monkeypatch.setattr(outgoing_snapshot, "full_dump_because", because)
-    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _kept: 20)
-    snapshots.gives_way = 90
-    snapshots.ahead()
-    assert asked == [110]
 
 
 def test_memory_that_does_not_go_ahead_in_time_is_not_left_to_the_pause(
