@@ -15,6 +15,7 @@ from .page_table import ProcessTable
 _IMAGE_HEAD = struct.Struct("<III4x")
 _EXTENT = 16  # bytes of struct extent
 _BUFFERS = 8
+_MOST = (1 << 64) - 1
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
 """A sink takes a chunk. The chunk belongs to the sink until the sink calls the second argument."""
@@ -59,6 +60,15 @@ class ImageView:
         sums = self._ffi.new("uint64_t[2]")
         self._calls.store_digest(self._store, self._image, self._count, sums)
         return struct.pack("<QQ", *sums)
+
+    def digest_after(self, before: ImageView, digest: bytes) -> bytes:
+        """As :meth:`digest`, from the ``digest`` of an image ``before`` of the same store. It reads
+        only pages that came since. Both must be kept generations: their slots are never written."""
+        sums = self._ffi.new("uint64_t[2]")
+        old = before._image, before._count
+        self._calls.store_digest_change(self._store, *old, self._image, self._count, sums)
+        known = struct.unpack("<QQ", digest)
+        return struct.pack("<QQ", *(a + b & _MOST for a, b in zip(known, sums, strict=True)))
 
     def forward(self, sink: Sink) -> None:
         """Give the whole image to ``sink`` as chunks, for another host."""

@@ -1,22 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The digest of what the store has, from the content of the pages (digest.h).
+//
+// A slot of a kept generation is never written. So a page that lies in the same slot in two
+// generations is equal in both, and the digest of one follows from that of the other and from the
+// pages that lie elsewhere.
 
 #include "digest.h"
 #include "store.h"
 
-void store_digest(const struct store *s, const struct image *image, uint32_t images,
-                  uint64_t out[2]) {
+// A position in the extents of one process, and how many pages of the present one are left.
+struct cursor {
+    const struct extent *next, *end;
+    uint32_t page;
+};
+
+static struct cursor begin(const struct image *image) {
+    if (image == NULL)
+        return (struct cursor){0};
+    return (struct cursor){image->extent, image->extent + image->extents, 0};
+}
+
+static uint64_t address_of(const struct cursor *at) {
+    return at->next == at->end ? UINT64_MAX : at->next->address + (uint64_t)at->page * PAGE;
+}
+
+static uint32_t left(const struct cursor *at) {
+    return at->next == at->end ? 0 : at->next->pages - at->page;
+}
+
+static void skip(struct cursor *at, uint32_t pages) {
+    at->page += pages;
+    if (pages > 0 && at->page == at->next->pages) {
+        at->next++;
+        at->page = 0;
+    }
+}
+
+// Adds the mixes of the next pages, and goes behind them.
+static void sum_up(const struct store *s, uint32_t pid, struct cursor *at, uint32_t pages,
+                   struct digest *sum) {
     static const uint8_t zeros[PAGE];
     const struct page_hash zero = page_hash(zeros);
-    struct digest digest = {0};
-    for (uint32_t i = 0; i < images; i++)
-        for (uint32_t k = 0; k < image[i].extents; k++) {
-            const struct extent *e = &image[i].extent[k];
-            for (uint32_t page = 0; page < e->pages; page++) {
-                uint32_t slot = extent_slot(e, page);
-                digest_add(&digest, image[i].pid, e->address + (uint64_t)page * PAGE,
-                           slot == PAGE_ZERO ? zero : page_hash(store_content(s, slot)));
+    for (uint32_t i = 0; i < pages; i++) {
+        uint32_t slot = extent_slot(at->next, at->page + i);
+        digest_add(sum, pid, at->next->address + (uint64_t)(at->page + i) * PAGE,
+                   slot == PAGE_ZERO ? zero : page_hash(store_content(s, slot)));
+    }
+    skip(at, pages);
+}
+
+static uint32_t fewer(uint64_t a, uint64_t b) { return (uint32_t)(a < b ? a : b); }
+
+// Sums up the pages that only one of both images of a process has, or that lie in different slots.
+static void sum_up_changes(const struct store *s, uint32_t pid, const struct image *before,
+                           const struct image *after, struct digest *gone, struct digest *come) {
+    struct cursor old = begin(before), new = begin(after);
+    while (left(&old) > 0 || left(&new) > 0) {
+        uint64_t a = address_of(&old), b = address_of(&new);
+        if (a < b) {
+            sum_up(s, pid, &old, fewer(left(&old), (b - a) / PAGE), gone);
+        } else if (b < a) {
+            sum_up(s, pid, &new, fewer(left(&new), (a - b) / PAGE), come);
+        } else {
+            uint32_t both = fewer(left(&old), left(&new));
+            if (extent_slot(old.next, old.page) == extent_slot(new.next, new.page)) {
+                skip(&old, both);
+                skip(&new, both);
+            } else {
+                sum_up(s, pid, &old, both, gone);
+                sum_up(s, pid, &new, both, come);
             }
         }
-    out[0] = digest.low;
-    out[1] = digest.high;
+    }
+}
+
+static const struct image *of_process(const struct image *image, uint32_t images, uint32_t pid) {
+    for (uint32_t i = 0; i < images; i++)
+        if (image[i].pid == pid)
+            return &image[i];
+    return NULL;
+}
+
+void store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
+                         const struct image *image, uint32_t images, uint64_t out[2]) {
+    struct digest gone = {0}, come = {0};
+    for (uint32_t i = 0; i < images; i++)
+        sum_up_changes(s, image[i].pid, of_process(before, befores, image[i].pid), &image[i], &gone,
+                       &come);
+    for (uint32_t i = 0; i < befores; i++)
+        if (of_process(image, images, before[i].pid) == NULL)
+            sum_up_changes(s, before[i].pid, &before[i], NULL, &gone, &come);
+    out[0] = come.low - gone.low;
+    out[1] = come.high - gone.high;
+}
+
+void store_digest(const struct store *s, const struct image *image, uint32_t images,
+                  uint64_t out[2]) {
+    store_digest_change(s, NULL, 0, image, images, out);
 }
