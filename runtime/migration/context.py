@@ -28,7 +28,7 @@ SPARE_BYTES = 1 << 30
 
 class MigrationContext(Protocol):
     """What a migration needs of the orchestrator, which implements it in
-    orchestrator/context.py."""
+    moves/context.py."""
 
     cluster: Cluster
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator decides about jobs, migrations, spares and evacuations, and keeps a journal."""
+"""The orchestrator as a process: it makes all of its parts, and answers people and agents."""

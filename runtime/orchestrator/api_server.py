@@ -17,24 +17,24 @@ from .. import messages
 from ..config.access import Principal, Role, Roles
 from ..control.keyring import Holder
 from ..daemon.lookups import look_up
+from ..fleet.address_book import AddressBook
+from ..fleet.agents import Agents
+from ..fleet.endings import Endings
+from ..fleet.fleet import Fleet
+from ..fleet.rights import Rights
+from ..fleet.status import status
+from ..fleet.stopping import Stopping
 from ..messages import Message
 from ..messages.request_text import request_to
-from .address_book import AddressBook
-from .agents import Agents
-from .endings import Endings
-from .evacuation import Evacuation
-from .fleet import Fleet
-from .host_marks import HostMarks
+from ..moves.evacuation import Evacuation
+from ..moves.host_marks import HostMarks
+from ..moves.migration_requests import MigrationRequests
+from ..moves.migration_service import MigrationService
+from ..moves.planning import MigrationPlanner
+from ..protection.ordered_snapshots import OrderedSnapshots
+from ..protection.rewinds import Rewinds
+from ..protection.suspensions import Suspensions
 from .job_requests import JobRequests
-from .migration_requests import MigrationRequests
-from .migration_service import MigrationService
-from .ordered_snapshots import OrderedSnapshots
-from .planning import MigrationPlanner
-from .rewinds import Rewinds
-from .rights import Rights
-from .status import status
-from .stopping import Stopping
-from .suspensions import Suspensions
 
 log = logging.getLogger("liveshift.api")
 

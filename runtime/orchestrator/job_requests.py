@@ -17,19 +17,19 @@ from ...texts import shortened
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
 from ..daemon.lookups import look_up
+from ..fleet.address_book import AddressBook
+from ..fleet.agents import Agents
+from ..fleet.endings import Endings
+from ..fleet.fleet import Fleet
+from ..fleet.rights import Rights
+from ..fleet.stopping import Stopping
 from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
 from ..model.spares import place_job
-from .address_book import AddressBook
-from .agents import Agents
-from .endings import Endings
-from .fleet import Fleet
-from .ordered_snapshots import OrderedSnapshots
-from .rewinds import Rewinds
-from .rights import Rights
-from .stopping import Stopping
-from .suspensions import Suspensions
+from ..protection.ordered_snapshots import OrderedSnapshots
+from ..protection.rewinds import Rewinds
+from ..protection.suspensions import Suspensions
 
 log = logging.getLogger("liveshift.api")
 

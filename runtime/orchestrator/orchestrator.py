@@ -29,6 +29,13 @@ from ..control.link import Switchboard
 from ..daemon import heap, notify, state_lock
 from ..daemon.bounded_command import not_runnable
 from ..daemon.cluster_file import ClusterFile
+from ..fleet.address_book import AddressBook
+from ..fleet.agents import Agents
+from ..fleet.catch_up import CatchUp
+from ..fleet.claims import ClaimJudge
+from ..fleet.endings import Endings
+from ..fleet.fleet import Fleet
+from ..fleet.stopping import Stopping
 from ..journal.journal_file import JournalError
 from ..messages import Message
 from ..messages.request_text import request_to
@@ -37,27 +44,20 @@ from ..migration.migration_records import MigrationRecords
 from ..model.jobs import KILLED
 from ..model.ownership import Ruling, is_stray
 from ..model.steps import MigrationStep
+from ..moves.context import OrchestratorContext
+from ..moves.costing import Costing
+from ..moves.evacuation import Evacuation
+from ..moves.migration_service import MigrationService
+from ..moves.planning import MigrationPlanner
+from ..protection.job_snapshots import JobSnapshots
+from ..protection.ordered_snapshots import OrderedSnapshots
+from ..protection.protection import Protection
+from ..protection.rewinds import Rewinds
+from ..protection.saved_jobs import SavedJobs
+from ..protection.suspensions import Suspensions
 from ..quiesce.gates import Gates
 from ..snapshot.directory_images import DirectoryImages
-from .address_book import AddressBook
-from .agents import Agents
 from .api_server import ApiServer
-from .catch_up import CatchUp
-from .claims import ClaimJudge
-from .context import OrchestratorContext
-from .costing import Costing
-from .endings import Endings
-from .evacuation import Evacuation
-from .fleet import Fleet
-from .job_snapshots import JobSnapshots
-from .migration_service import MigrationService
-from .ordered_snapshots import OrderedSnapshots
-from .planning import MigrationPlanner
-from .protection import Protection
-from .rewinds import Rewinds
-from .saved_jobs import SavedJobs
-from .stopping import Stopping
-from .suspensions import Suspensions
 
 log = logging.getLogger("liveshift.orchestrator")
 

@@ -13,7 +13,7 @@ from ..model.snapshots import Generation
 
 class SnapshotContext(Protocol):
     """What a snapshot needs of the orchestrator, which implements it in
-    orchestrator/context.py."""
+    moves/context.py."""
 
     cluster: Cluster
 

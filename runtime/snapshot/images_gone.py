@@ -7,21 +7,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 from ...errors import NotFound, Unreachable
 from .. import messages
 from ..config.cluster import Cluster
 from ..model.jobs import Capsule, Job
 from ..model.snapshots import Generation, Place, image_name
-from .rewind_context import RewindContext
 
 COMPARED_PER_S = 1e9
 """A holder is expected to compare at least so many bytes of images per second; most do ten times as
 many."""
 
 
+class HostsAsked(Protocol):
+    """Which hosts are asked; each as in RewindContext."""
+
+    cluster: Cluster
+
+    async def request(
+        self, host: str, message: messages.Message, timeout: float
+    ) -> messages.Message | None: ...
+
+    def is_up(self, host: str) -> bool: ...
+
+
 async def images_gone(
-    context: RewindContext,
+    context: HostsAsked,
     job: Job,
     generation: Generation,
     plan: Mapping[str, Place],

@@ -13,8 +13,7 @@ from ..model.jobs import Capsule, Job
 
 
 class RewindContext(Protocol):
-    """What a rewind needs of the orchestrator, which implements it in
-    orchestrator/rewinds.py."""
+    """What a rewind needs of the orchestrator, which implements it in protection/rewinds.py."""
 
     cluster: Cluster
 

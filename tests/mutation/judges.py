@@ -85,22 +85,22 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(
         (
-            "runtime/orchestrator/address_book.py",
-            "runtime/orchestrator/agents.py",
-            "runtime/orchestrator/claims.py",
-            "runtime/orchestrator/context.py",
+            "runtime/fleet/address_book.py",
+            "runtime/fleet/agents.py",
+            "runtime/fleet/claims.py",
+            "runtime/moves/context.py",
             "runtime/migration/migration_records.py",
-            "runtime/orchestrator/migration_service.py",
-            "runtime/orchestrator/planning.py",
+            "runtime/moves/migration_service.py",
+            "runtime/moves/planning.py",
         ),
         (
-            "runtime/orchestrator/test_claim_rulings.py",
-            "runtime/orchestrator/test_migration_context.py",
-            "runtime/orchestrator/test_migration_parts.py",
-            "runtime/orchestrator/test_migrations_begun.py",
+            "runtime/fleet/test_claim_rulings.py",
+            "runtime/moves/test_migration_context.py",
+            "runtime/moves/test_migration_parts.py",
+            "runtime/moves/test_migrations_begun.py",
             "runtime/orchestrator/test_journal_problems.py",
-            "runtime/orchestrator/test_address_books.py",
-            "runtime/orchestrator/rewinds/test_rewinds_beside_moves.py",
+            "runtime/fleet/test_address_books.py",
+            "runtime/protection/rewinds/test_rewinds_beside_moves.py",
         ),
     ),
     "interposer/gate/gate.c": (
@@ -283,7 +283,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for change in ("len(number) >= 19", "(len(number) > 18)")
     },
     (
-        "runtime/orchestrator/planning.py",
+        "runtime/moves/planning.py",
         "for link, to in zip(links, (destination, source), strict=True)",
         "for link, to in zip(links, (destination, source), strict=False)",
     ): "there are two of each",
@@ -446,33 +446,33 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     **{
         (f"runtime/{file}", line, line.replace(*change)): PACE
         for file, line, change in (
-            ("orchestrator/agents.py", "LIVENESS_CHECK_S = 0.5", ("0.5", "1.5")),
-            ("orchestrator/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("50", "51")),
-            ("orchestrator/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("4", "5")),
+            ("fleet/agents.py", "LIVENESS_CHECK_S = 0.5", ("0.5", "1.5")),
+            ("fleet/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("50", "51")),
+            ("fleet/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("4", "5")),
             ("migration/migration_records.py", "SOON_S = 0.004", ("0.004", "1.004")),
             ("migration/migration_records.py", "SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
-            ("orchestrator/migration_service.py", UNTIL, (TWICE, TWICE.replace("2", "3"))),
-            ("orchestrator/migration_service.py", UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
+            ("moves/migration_service.py", UNTIL, (TWICE, TWICE.replace("2", "3"))),
+            ("moves/migration_service.py", UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
             (
-                "orchestrator/migration_service.py",
+                "moves/migration_service.py",
                 "await asyncio.sleep(timeouts.heartbeat / 10)",
                 ("10", "11"),
             ),
         )
     },
     (
-        "runtime/orchestrator/migration_service.py",
+        "runtime/moves/migration_service.py",
         "KEPT_MIGRATIONS = 200",
         "KEPT_MIGRATIONS = 201",
     ): "a bound on what is kept",
-    ("runtime/orchestrator/planning.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
+    ("runtime/moves/planning.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
     (
-        "runtime/orchestrator/address_book.py",
+        "runtime/fleet/address_book.py",
         "for host, result in zip(hosts, done, strict=True):",
         "for host, result in zip(hosts, done, strict=False):",
     ): EQUAL,
     (
-        "runtime/orchestrator/migration_service.py",
+        "runtime/moves/migration_service.py",
         "if time.monotonic() > until:",
         "if (time.monotonic() >= until):",
     ): "equal to the nanosecond",

@@ -9,10 +9,10 @@ import msgspec
 from fleet_scene import CLUSTER, a_fleet
 
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.fleet.fleet import Fleet
+from liveshift.runtime.fleet.status import status
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model import run_spec
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.status import status
 
 RUN = RunJob("b", 1, ["true"], {"A": "1"}, "/", 1000, [100])
 

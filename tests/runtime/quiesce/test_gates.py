@@ -17,7 +17,7 @@ from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message
 from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.jobs import Job
-from liveshift.runtime.orchestrator.context import OrchestratorContext
+from liveshift.runtime.moves.context import OrchestratorContext
 from liveshift.runtime.quiesce import gates
 from liveshift.runtime.quiesce.gates import Gates, communicator_text
 

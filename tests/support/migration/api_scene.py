@@ -17,11 +17,11 @@ from liveshift.runtime.config import access
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control.keyring import Holder
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator.api_server import ApiServer
-from liveshift.runtime.orchestrator.fleet import Fleet
 
 CLUSTER = """
 [cluster]

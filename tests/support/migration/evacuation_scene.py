@@ -21,14 +21,14 @@ from liveshift.errors import (
     Refused,
 )
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import Planned, Prediction, RunJob
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator import evacuation
-from liveshift.runtime.orchestrator.evacuation import Evacuation
-from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.moves import evacuation
+from liveshift.runtime.moves.evacuation import Evacuation
 
 
 class Clock:

@@ -10,9 +10,9 @@ import msgspec
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.fleet import Fleet
 
 CLUSTER = """
 [cluster]

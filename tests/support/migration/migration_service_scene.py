@@ -18,13 +18,13 @@ from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator.fleet import Fleet
 
 SEATS = tuple(messages.GpuSeat(uuid, "H200", free=True) for uuid in ("GPU-x", "GPU-y"))
 RESERVED = messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401")

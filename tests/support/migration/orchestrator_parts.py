@@ -14,18 +14,18 @@ from journal_rows import OWNERS
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.fleet.address_book import AddressBook
+from liveshift.runtime.fleet.agents import Agents
+from liveshift.runtime.fleet.claims import ClaimJudge
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.migration.migration_records import MigrationRecords
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.address_book import AddressBook
-from liveshift.runtime.orchestrator.agents import Agents
-from liveshift.runtime.orchestrator.claims import ClaimJudge
-from liveshift.runtime.orchestrator.context import OrchestratorContext
-from liveshift.runtime.orchestrator.costing import Costing
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.migration_service import MigrationService
-from liveshift.runtime.orchestrator.planning import MigrationPlanner
+from liveshift.runtime.moves.context import OrchestratorContext
+from liveshift.runtime.moves.costing import Costing
+from liveshift.runtime.moves.migration_service import MigrationService
+from liveshift.runtime.moves.planning import MigrationPlanner
 from liveshift.runtime.quiesce.gates import Gates
 
 

@@ -15,16 +15,16 @@ from snapshot_stage import SnapshotStage
 from waits import until_async
 
 from liveshift.runtime import messages
+from liveshift.runtime.fleet.fleet import Fleet
+from liveshift.runtime.fleet.status import status
 from liveshift.runtime.messages import ProtectionRow
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
-from liveshift.runtime.orchestrator import protection as module
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.job_snapshots import JobSnapshots
-from liveshift.runtime.orchestrator.protection import Protection
-from liveshift.runtime.orchestrator.status import status
+from liveshift.runtime.protection import protection as module
+from liveshift.runtime.protection.job_snapshots import JobSnapshots
+from liveshift.runtime.protection.protection import Protection
 from liveshift.runtime.snapshot.directory_images import DirectoryImages
 
 OFTEN = "[snapshots]\nevery = 1\n[timeouts]\nsuspicion = 1\nheartbeat = 0.01\n"

@@ -20,13 +20,13 @@ from rewind_scene import FACTS, SURVEY
 from liveshift.errors import NotFound, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import reach
+from liveshift.runtime.fleet.endings import Endings
+from liveshift.runtime.fleet.fleet import Fleet
+from liveshift.runtime.fleet.stopping import Stopping
 from liveshift.runtime.messages import CapsuleEnded, Message
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.snapshots import Generation
-from liveshift.runtime.orchestrator.endings import Endings
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.rewinds import Rewinds
-from liveshift.runtime.orchestrator.stopping import Stopping
+from liveshift.runtime.protection.rewinds import Rewinds
 
 FAULT_S = 0.7
 BRISK = f"[timeouts]\nsuspicion = 0.6\nheartbeat = 0.05\nfault = {FAULT_S}\n"

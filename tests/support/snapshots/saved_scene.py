@@ -13,8 +13,8 @@ from liveshift.errors import NotFound
 from liveshift.runtime import messages
 from liveshift.runtime.control import keys
 from liveshift.runtime.control.signatures import Signatures
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import Message, ResumptionOrdered
-from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.snapshot import saved_snapshot
 from liveshift.runtime.snapshot.saved_snapshot import SavedSnapshot
 

@@ -17,15 +17,15 @@ from rewinds_scene import BRISK, RewindsScene
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.messages import Message, ResumptionOrdered, SuspensionOrdered
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator import ordered_snapshots, protection, suspensions
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.job_snapshots import JobSnapshots
-from liveshift.runtime.orchestrator.ordered_snapshots import OrderedSnapshots
-from liveshift.runtime.orchestrator.protection import Protection
-from liveshift.runtime.orchestrator.saved_jobs import SavedJobs
-from liveshift.runtime.orchestrator.suspensions import Suspensions
+from liveshift.runtime.protection import ordered_snapshots, protection, suspensions
+from liveshift.runtime.protection.job_snapshots import JobSnapshots
+from liveshift.runtime.protection.ordered_snapshots import OrderedSnapshots
+from liveshift.runtime.protection.protection import Protection
+from liveshift.runtime.protection.saved_jobs import SavedJobs
+from liveshift.runtime.protection.suspensions import Suspensions
 from liveshift.runtime.quiesce.gates import Boundary
 from liveshift.runtime.snapshot.directory_images import DirectoryImages
 
