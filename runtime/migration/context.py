@@ -27,8 +27,7 @@ SPARE_BYTES = 1 << 30
 
 
 class MigrationContext(Protocol):
-    """What a migration needs of the orchestrator, which implements it in
-    moves/context.py."""
+    """What a migration needs of the orchestrator, which implements it in moves/context.py."""
 
     cluster: Cluster
 

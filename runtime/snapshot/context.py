@@ -12,8 +12,7 @@ from ..model.snapshots import Generation
 
 
 class SnapshotContext(Protocol):
-    """What a snapshot needs of the orchestrator, which implements it in
-    moves/context.py."""
+    """What a snapshot needs of the orchestrator, which implements it in moves/context.py."""
 
     cluster: Cluster
 
