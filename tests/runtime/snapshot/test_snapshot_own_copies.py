@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -139,6 +140,8 @@ def test_it_takes_no_place_of_a_snapshot_with_two_copies(step: str) -> None:
     stage = SnapshotStage()
     if step == "silence":
         stage.silent.add("CheckOwn gpt/1")
+        soon = dataclasses.replace(stage.cluster.timeouts, prepare=2.0)
+        stage.cluster = dataclasses.replace(stage.cluster, timeouts=soon)
     else:
         stage.fail(f"{step} gpt/1", Refused("no memory is left"))
     snapshot = play(stage, among_themselves(stage, before=2))
