@@ -138,7 +138,9 @@ class HeldCriu:
         """Send the hook ``go``, ``go N`` or ``stop`` (criu_hook.c) and wait until CRIU has ended.
 
         The hook need not wait yet. Returns False if CRIU has not ended within ``seconds``, or when
-        ``hangs`` returns True."""
+        ``hangs`` returns True. A CRIU that waits to begin gets the verdict too, and then ends."""
+        if self._begin is not None:
+            os.write(self._begin, f"{verdict}\n".encode())
         with contextlib.suppress(FileNotFoundError):  # CRIU was never started
             # We open the FIFO for both directions: then the open never blocks, and the FIFO keeps
             # the verdict. We also write it if CRIU was killed, because its hook still waits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from waits import until
 from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.held import LOST_S
 from liveshift.criu_glue.criu.tool import Criu
 
 __all__ = ["criu", "new_sandboxes", "place", "sink"]
@@ -74,6 +76,29 @@ def test_what_is_given_up_before_the_dump_leaves_nothing(
         until(lambda: not any(map(running, hooks)))
     assert goes_on(here)
     frozen.thaw()  # may be said again
+    assert goes_on(here)
+
+
+@pytest.mark.root
+def test_a_dump_that_fails_before_it_begins_ends_it_at_once(
+    criu: Criu,
+    new_sandboxes: SandboxMaker,
+    place: Path,
+    sink: Sink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = new_sandboxes.counting(COUNTER)
+    frozen = ahead(criu, here, place / "images")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(frozen, "_take_out", full)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="No space left"):
+        frozen.dump(criu, sink, 60)
+    assert time.monotonic() - began < LOST_S / 2, "nobody waited for it in vain"
+    assert not frozen._criu.alive()
     assert goes_on(here)
 
 
