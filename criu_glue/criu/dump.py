@@ -115,7 +115,8 @@ class FrozenTree:
         """
         until = time.monotonic() + deadline_s
         if not (self._ahead and self._criu.alive() and self._filter is page_filter):
-            self._end_ahead()  # somebody has killed it
+            if self._ahead:
+                self._end_ahead()  # somebody has killed it
             self._start(criu, page_filter)
         capture = self._capture
         assert capture is not None
@@ -157,12 +158,12 @@ class FrozenTree:
     def _end_ahead(self) -> None:
         """End a CRIU that waits to begin. It has touched nothing yet, so it may simply be
         killed."""
-        self._ahead = self._begun = False
         self._criu.kill()
         self._criu.close()
         if self._capture is not None:
             self._capture.close()
             self._capture = None
+        self._ahead = self._begun = False
 
     def taken_out(self) -> list[EpollEntry]:
         """The entries that the destination must put back into epoll sets after the restore."""

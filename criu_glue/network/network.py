@@ -280,7 +280,7 @@ def _make_namespace(netns: str) -> None:
     # By default the kernel sends one ICMP error a second; the lock needs one per retransmission.
     # The last setting applies to eth0, which does not exist yet; loopback exists, so it keeps IPv6.
     settings = [
-        *(f"echo {value} > {_SYSCTL}/{name}" for name, value in kept.items()),
+        *(f"echo {value} > {_SYSCTL}/{name} || exit 1" for name, value in kept.items()),
         f"echo 0 > {_SYSCTL}/net/ipv4/icmp_ratelimit",
         f"cd {_SYSCTL}/net/ipv6/conf/default 2> /dev/null || exit 0",
         "echo 1 > disable_ipv6",

@@ -34,6 +34,9 @@ from .seal import make_key
 from .sender import Sender
 
 GREETING = b"?"
+
+SLOW_LINK = 125e6
+"""Bytes per second, 1 Gbit/s: on a quicker link a chunk is there before it would be compressed."""
 """The first chunk of each lane. It is of the kind RATE, so the destination does not store it."""
 
 _Data = bytes | memoryview
@@ -284,8 +287,10 @@ class Lanes:
 
     def _link_is_slow(self) -> bool:
         """Whether the link is what limits the chunks. Otherwise the tracker limits them, and
-        compression would only take CPU time from the job."""
-        return self._under_way() > len(self._lanes)
+        compression would only take CPU time from the job. While the job is frozen, each chunk has
+        to wait for a slow link."""
+        frozen = self.until != float("inf")
+        return self._under_way() > len(self._lanes) or (frozen and self._meter.rate < SLOW_LINK)
 
     def _under_way(self) -> int:
         """The number of chunks that are sealed, or being sealed, and not acknowledged."""

@@ -63,10 +63,12 @@ class ImageView:
 
     def digest_after(self, before: ImageView, digest: bytes) -> bytes:
         """As :meth:`digest`, from the ``digest`` of an image ``before`` of the same store. It reads
-        only pages that came since. Both must be kept generations: their slots are never written."""
+        only pages that came or went since. Both must be kept generations: their slots are never
+        written. If a bit of a page that went has flipped, the result is wrong."""
         sums = self._ffi.new("uint64_t[2]")
         old = before._image, before._count
-        self._calls.store_digest_change(self._store, *old, self._image, self._count, sums)
+        if not self._calls.store_digest_change(self._store, *old, self._image, self._count, sums):
+            return self.digest()
         known = struct.unpack("<QQ", digest)
         return struct.pack("<QQ", *(a + b & _MOST for a, b in zip(known, sums, strict=True)))
 

@@ -202,6 +202,7 @@ int store_revert(struct store *s, uint64_t number, char *why);
 void store_digest(const struct store *s, const struct image *image, uint32_t images,
                   uint64_t out[2]);
 // Computes by how much the sums differ from those of the images before, of which the caller has the
-// digest. Both belong to kept generations. It reads only pages that lie in another slot than before.
-void store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
+// digest. Both belong to kept generations. It reads only pages that lie in another slot than before,
+// in both images. False: these are more than all pages of the images, so store_digest costs less.
+bool store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
                          const struct image *image, uint32_t images, uint64_t out[2]);

@@ -37,12 +37,20 @@ static void skip(struct cursor *at, uint32_t pages) {
     }
 }
 
-// Adds the mixes of the next pages, and goes behind them.
-static void sum_up(const struct store *s, uint32_t pid, struct cursor *at, uint32_t pages,
-                   struct digest *sum) {
+// What only one of both images of a process has, or has in another slot.
+struct changes {
+    bool count; // only count the pages
+    uint64_t pages;
+    struct digest gone, come;
+};
+
+// Takes the next pages as changed, and goes behind them.
+static void take(const struct store *s, uint32_t pid, struct cursor *at, uint32_t pages,
+                 struct changes *changes, struct digest *sum) {
     static const uint8_t zeros[PAGE];
-    const struct page_hash zero = page_hash(zeros);
-    for (uint32_t i = 0; i < pages; i++) {
+    const struct page_hash zero = changes->count ? (struct page_hash){0} : page_hash(zeros);
+    changes->pages += pages;
+    for (uint32_t i = 0; i < pages && !changes->count; i++) {
         uint32_t slot = extent_slot(at->next, at->page + i);
         digest_add(sum, pid, at->next->address + (uint64_t)(at->page + i) * PAGE,
                    slot == PAGE_ZERO ? zero : page_hash(store_content(s, slot)));
@@ -52,24 +60,23 @@ static void sum_up(const struct store *s, uint32_t pid, struct cursor *at, uint3
 
 static uint32_t fewer(uint64_t a, uint64_t b) { return (uint32_t)(a < b ? a : b); }
 
-// Sums up the pages that only one of both images of a process has, or that lie in different slots.
-static void sum_up_changes(const struct store *s, uint32_t pid, const struct image *before,
-                           const struct image *after, struct digest *gone, struct digest *come) {
+static void compare(const struct store *s, uint32_t pid, const struct image *before,
+                    const struct image *after, struct changes *changes) {
     struct cursor old = begin(before), new = begin(after);
     while (left(&old) > 0 || left(&new) > 0) {
         uint64_t a = address_of(&old), b = address_of(&new);
         if (a < b) {
-            sum_up(s, pid, &old, fewer(left(&old), (b - a) / PAGE), gone);
+            take(s, pid, &old, fewer(left(&old), (b - a) / PAGE), changes, &changes->gone);
         } else if (b < a) {
-            sum_up(s, pid, &new, fewer(left(&new), (a - b) / PAGE), come);
+            take(s, pid, &new, fewer(left(&new), (a - b) / PAGE), changes, &changes->come);
         } else {
             uint32_t both = fewer(left(&old), left(&new));
             if (extent_slot(old.next, old.page) == extent_slot(new.next, new.page)) {
                 skip(&old, both);
                 skip(&new, both);
             } else {
-                sum_up(s, pid, &old, both, gone);
-                sum_up(s, pid, &new, both, come);
+                take(s, pid, &old, both, changes, &changes->gone);
+                take(s, pid, &new, both, changes, &changes->come);
             }
         }
     }
@@ -82,20 +89,34 @@ static const struct image *of_process(const struct image *image, uint32_t images
     return NULL;
 }
 
-void store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
-                         const struct image *image, uint32_t images, uint64_t out[2]) {
-    struct digest gone = {0}, come = {0};
+static struct changes compare_all(const struct store *s, const struct image *before,
+                                  uint32_t befores, const struct image *image, uint32_t images,
+                                  bool count) {
+    struct changes changes = {.count = count};
     for (uint32_t i = 0; i < images; i++)
-        sum_up_changes(s, image[i].pid, of_process(before, befores, image[i].pid), &image[i], &gone,
-                       &come);
+        compare(s, image[i].pid, of_process(before, befores, image[i].pid), &image[i], &changes);
     for (uint32_t i = 0; i < befores; i++)
         if (of_process(image, images, before[i].pid) == NULL)
-            sum_up_changes(s, before[i].pid, &before[i], NULL, &gone, &come);
-    out[0] = come.low - gone.low;
-    out[1] = come.high - gone.high;
+            compare(s, before[i].pid, &before[i], NULL, &changes);
+    return changes;
+}
+
+bool store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
+                         const struct image *image, uint32_t images, uint64_t out[2]) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < images; i++)
+        all += image[i].pages;
+    if (compare_all(s, before, befores, image, images, true).pages > all)
+        return false;
+    struct changes changes = compare_all(s, before, befores, image, images, false);
+    out[0] = changes.come.low - changes.gone.low;
+    out[1] = changes.come.high - changes.gone.high;
+    return true;
 }
 
 void store_digest(const struct store *s, const struct image *image, uint32_t images,
                   uint64_t out[2]) {
-    store_digest_change(s, NULL, 0, image, images, out);
+    struct digest all = compare_all(s, NULL, 0, image, images, false).come;
+    out[0] = all.low;
+    out[1] = all.high;
 }

@@ -36,7 +36,7 @@ size_t store_next_chunk(const struct store *s, const struct image *all, uint32_t
                         struct chunk_cursor *at, uint8_t *chunk);
 void store_digest(const struct store *s, const struct image *image, uint32_t images,
                   uint64_t out[2]);
-void store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
+bool store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
                          const struct image *image, uint32_t images, uint64_t out[2]);
 
 struct generation {

@@ -42,7 +42,7 @@ def forecast_memory(
     be copied for each process that are shared now.
     """
     size = footprint(resident.sandbox)
-    why = _full_dump_because(host, size, settings, room)
+    why = _not_followed(host, settings) or _shares_too_much(size, room)
     writing = measure_writing(resident) if watch and not why else None
     return size, writing, why
 
@@ -58,14 +58,18 @@ def room_for_copies(gives_way: int = 0) -> int:
 def full_dump_because(host: str, resident: RunningCapsule, settings: PrecopySettings) -> str:
     """Why CRIU's image must carry all memory of a capsule on ``host``, in words; "" if the memory
     can go ahead while the capsule trains."""
-    return _full_dump_because(host, footprint(resident.sandbox), settings, 0)
+    return _not_followed(host, settings) or _shares_too_much(footprint(resident.sandbox), 0)
 
 
-def _full_dump_because(host: str, size: Footprint, settings: PrecopySettings, room: int) -> str:
+def _not_followed(host: str, settings: PrecopySettings) -> str:
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
         return f"{host}: {why}"
+    return ""
+
+
+def _shares_too_much(size: Footprint, room: int) -> str:
     shared = size.copied - size.private
     if shared > max(SHARED_MOST, room) and shared > size.private / 4:
         return (

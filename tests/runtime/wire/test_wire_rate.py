@@ -16,6 +16,7 @@ from liveshift.errors import LiveshiftError
 from liveshift.runtime.config.cluster import Compress
 from liveshift.runtime.wire import CHUNK, Lanes
 from liveshift.runtime.wire.compression import restore
+from liveshift.runtime.wire.lanes import SLOW_LINK
 from liveshift.runtime.wire.meter import Meter, burst_sizes
 
 __all__ = ["key_directory", "lanes_to"]
@@ -53,6 +54,14 @@ def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
     slots.send(lanes, range(64, 100))
     lanes.finish()
     assert wire_bytes(lanes) < lanes.bytes / 2
+    lanes.until = 1e18  # the job is frozen
+    for rate, compressed in ((SLOW_LINK / 2, True), (SLOW_LINK, False)):
+        lanes._meter.saw(int(rate), 1.0)
+        sent, all_sent = wire_bytes(lanes), lanes.bytes
+        slots.send(lanes, [0])
+        lanes.finish()
+        small = wire_bytes(lanes) - sent < (lanes.bytes - all_sent) / 2
+        assert small is compressed
     assert lanes.end() == pages.streams()
 
 

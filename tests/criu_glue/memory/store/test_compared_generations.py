@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,6 +27,11 @@ def flip(place: Path, memory: Memory) -> None:
     with (place / PAGES_FILE).open("r+b") as file:
         file.seek(at)
         file.write(bytes([whole[at] ^ 1]))
+
+
+def counted_wholes() -> Any:
+    """Counts how often an image is read as a whole."""
+    return mock.patch.object(ImageView, "digest", autospec=True, side_effect=ImageView.digest)
 
 
 def test_the_digest_after_changes_is_that_of_all_pages(store: HeldStore) -> None:
@@ -81,6 +87,37 @@ def test_a_bit_that_flips_in_a_page_that_stayed_is_found_before_long(
         store.keep(WHOLE_EACH, digest(memory))
 
 
+def test_a_bit_that_flipped_in_a_page_that_went_since_does_no_harm(
+    store: HeldStore, place: Path
+) -> None:
+    """What comes is right, so it is kept: it takes the place of the damaged one."""
+    memory: Memory = {7: pages(0, 300)}
+    write(store, memory)
+    keep(store, 1, memory)
+    flip(place, memory)
+    memory[7] |= {BASE: page(1000)}
+    write(store, {7: {BASE: page(1000)}})
+    keep(store, 2, memory)
+    store.drop(1)
+    memory[7] |= {BASE: page(1001)}
+    write(store, {7: {BASE: page(1001)}})
+    keep(store, 3, memory)
+    assert kept(store, 3) == memory
+
+
+def test_where_most_has_changed_all_is_read_once_and_not_twice(store: HeldStore) -> None:
+    memory: Memory = {7: pages(0, 300)}
+    write(store, memory)
+    keep(store, 1, memory)
+    for changed, whole in ((149, 0), (152, 1)):
+        memory[7] |= pages(changed * 100, changed)
+        write(store, {7: pages(changed * 100, changed)})
+        with counted_wholes() as read:
+            keep(store, changed, memory)
+        assert read.call_count == whole
+        store.drop(min(store.kept))
+
+
 def test_what_an_earlier_agent_kept_is_read_as_a_whole(place: Path) -> None:
     """This one has not compared it."""
     memory: Memory = {7: pages(0, 300)}
@@ -112,8 +149,7 @@ def test_without_the_generation_before_all_is_read(store: HeldStore) -> None:
             store.drop(1)
         return real(self, number)
 
-    whole = mock.patch.object(ImageView, "digest", autospec=True, side_effect=ImageView.digest)
-    with mock.patch.object(HeldStore, "view", view), whole as read:
+    with mock.patch.object(HeldStore, "view", view), counted_wholes() as read:
         keep(store, 2, memory)
     assert read.call_count == 1
     assert kept(store, 2) == memory
