@@ -154,7 +154,7 @@ class HeldStore(MemoryStore):
         """The digest of a generation that is being kept, from that of the one before; b"" if all of
         it is to be read, or if there is none before."""
         self._compared = (self._compared + 1) % WHOLE_EACH
-        last = max(self._digests.keys() - {number}, default=0)
+        last = max(self._digests.copy().keys() - {number}, default=0)
         known = self._digests.get(last)
         if known is not None and self._compared:
             with suppress(StepFailed), self.view(last) as before:  # it may be dropped meanwhile
