@@ -82,9 +82,9 @@ async def drained_in(scene: Scene, step: str) -> None:
     move is over."""
     held = scene.held[step] = asyncio.Event()
     name = step.split()[0]
-    await scene.until(lambda: bool(scene.asked(name)))
-    await asyncio.sleep(0.05)
+    await scene.until(lambda: bool(scene.asked(name)) and "a" in scene.fleet.snapshots)
     number = scene.fleet.snapshots["a"].number
+    await asyncio.sleep(0.05)
     scene.held.pop(step)  # what is asked from now on is answered
     found = await scene.empty_soon()
     assert [each.late for each in found.capsules] == [False]
