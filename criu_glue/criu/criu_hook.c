@@ -11,9 +11,9 @@
 //   LIVESHIFT_HOOK = "DIRECTORY BEGIN HOLD MARK FILE"
 //
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
-//   BEGIN      the stage at which the hook waits until CRIU may begin: it reads the verdict from the
-//              FIFO `begin`. CRIU goes on only if the verdict is "go". If the agent ends, which
-//              keeps that FIFO open for writing, CRIU ends too
+//   BEGIN      the stage at which the hook waits until CRIU may begin: it writes "ready" to the FIFO
+//              `held`, and reads the verdict from the FIFO `begin`. CRIU goes on only if the verdict
+//              is "go". If the agent ends, which keeps both FIFOs open, CRIU ends too
 //   HOLD       the stage at which the hook waits: it writes "held" to the FIFO `held` and reads the
 //              verdict from the FIFO `verdict`. CRIU goes on only if the verdict is "go" and CRIU
 //              is alive. "go N" also sets the sandbox's ns_last_pid to N, so that processes that
@@ -91,7 +91,11 @@ static void read_verdict(int fd, char *verdict) {
 
 static int wait_to_begin(int directory) {
     char verdict[FIELD] = "";
-    int fd = openat(directory, "begin", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    int fd = openat(directory, "held", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 || write(fd, "ready\n", 6) != 6)
+        return fail("held");
+    close(fd);
+    fd = openat(directory, "begin", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return fail("begin");
     read_verdict(fd, verdict);

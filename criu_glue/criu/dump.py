@@ -61,6 +61,9 @@ STOOD = "stood"
 """The file, beside CRIU's, that lists the processes that were stopped already before the dump, by
 the host's pids: a thaw leaves them stopped."""
 
+READY_S = 1.0
+"""The start ahead waits at most this many seconds until CRIU is ready."""
+
 log = logging.getLogger("liveshift.dump")
 
 HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
@@ -97,6 +100,7 @@ class FrozenTree:
         """
         self._start(criu, page_filter)
         self._ahead = True
+        self._criu.wait_ready(READY_S)  # else its start would still take time from the pause
 
     def dump(
         self,

@@ -48,6 +48,7 @@ class HeldCriu:
         self._process: subprocess.Popen[bytes] | None = None
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
+        self._said = b""  # what the hook has reported
         self._begin: int | None = None  # the end of a FIFO: CRIU was started ahead
         self._hooked = False  # True if a hook may be waiting
 
@@ -76,6 +77,7 @@ class HeldCriu:
             (self.directory / name).unlink(missing_ok=True)
             os.mkfifo(self.directory / name, 0o600)
         self._listen()
+        self._said = b""
         if begin:
             self._open_begin()
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -107,6 +109,14 @@ class HeldCriu:
             self._hooked = True
             self._listen()  # so that a hook that starts later finds a reader
 
+    def wait_ready(self, seconds: float) -> None:
+        """Return once a CRIU that was started ahead waits to begin, has ended, or has not come so
+        far within ``seconds``."""
+        assert self._held is not None
+        until = time.monotonic() + seconds
+        while not self._hears(b"ready") and self.alive() and time.monotonic() < until:
+            self._wait_end(max(0.0, until - time.monotonic()), self._held)
+
     def let_begin(self) -> None:
         """Let a CRIU begin that was started ahead; it need not wait yet."""
         assert self._begin is not None
@@ -124,7 +134,7 @@ class HeldCriu:
         what ``look`` raises."""
         assert self._held is not None
         while True:
-            if readable(0, self._held) and os.read(self._held, 16):
+            if self._hears(b"held"):
                 self._hooked = True
                 return True
             if not self.alive():
@@ -207,6 +217,13 @@ class HeldCriu:
         if self._held is None:
             # For both directions: else reads would see end of file while no hook has it open.
             self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
+
+    def _hears(self, what: bytes) -> bool:
+        """Whether the hook has reported ``what`` by now."""
+        assert self._held is not None
+        if readable(0, self._held):
+            self._said += os.read(self._held, 16)
+        return what in self._said
 
     def _open_begin(self) -> None:
         (self.directory / "begin").unlink(missing_ok=True)

@@ -80,6 +80,7 @@ class Lanes:
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
         self._settled = [0] * streams  # acknowledged chunks of each lane
         self._meter = Meter()
+        self._slow = False  # whether the link was measured to be slow
         self._greeted = 0  # lanes whose first chunk was acknowledged
         self._changed = threading.Condition()
         self._failed: StepFailed | None = None
@@ -170,6 +171,7 @@ class Lanes:
             try:
                 chunks = sizes.send(took)
             except StopIteration:
+                self._slow = self.rate < SLOW_LINK
                 return self.rate
 
     def close(self) -> None:
@@ -288,9 +290,10 @@ class Lanes:
     def _link_is_slow(self) -> bool:
         """Whether the link is what limits the chunks. Otherwise the tracker limits them, and
         compression would only take CPU time from the job. While the job is frozen, each chunk has
-        to wait for a slow link."""
+        to wait for a slow link. Only :meth:`measure` knows one: what chunks take otherwise depends
+        on the processors as well."""
         frozen = self.until != float("inf")
-        return self._under_way() > len(self._lanes) or (frozen and self._meter.rate < SLOW_LINK)
+        return self._under_way() > len(self._lanes) or (frozen and self._slow)
 
     def _under_way(self) -> int:
         """The number of chunks that are sealed, or being sealed, and not acknowledged."""

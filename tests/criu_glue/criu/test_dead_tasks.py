@@ -159,6 +159,11 @@ def test_kills_at_random_moments_of_a_dump(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
     random_, failed = random.Random(1), 0
+    here, began = new_sandboxes.counting(WITH_THREADS), time.monotonic()
+    undisturbed = FrozenTree(here, ROOT_PID, place / "undisturbed")
+    undisturbed.dump(criu, sink, 60)
+    latest = 1.5 * (time.monotonic() - began)
+    undisturbed.thaw()
     for number in range(150):
         here = new_sandboxes.counting(WITH_THREADS)
         (task,) = tasks(here)
@@ -169,7 +174,7 @@ def test_kills_at_random_moments_of_a_dump(
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-        killer = threading.Timer(random_.uniform(0.01, 0.08), kill, (task.pid,))
+        killer = threading.Timer(random_.uniform(0.01, latest), kill, (task.pid,))
         frozen, began = FrozenTree(here, ROOT_PID, place / f"images-{number}"), time.monotonic()
         killer.start()
         try:

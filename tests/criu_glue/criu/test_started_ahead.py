@@ -28,7 +28,7 @@ def ahead(criu: Criu, here: Sandbox, images: Path) -> FrozenTree:
     """A tree whose CRIU waits to begin."""
     frozen = FrozenTree(here, ROOT_PID, images)
     frozen.start_ahead(criu, None)
-    until(lambda: waiting(images))
+    assert waiting(images), "it is ready by then"
     return frozen
 
 

@@ -14,9 +14,9 @@ from wire_pages import Slots, expecting, lanes_to, wire_bytes
 
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.config.cluster import Compress
-from liveshift.runtime.wire import CHUNK, Lanes
+from liveshift.runtime.wire import CHUNK, Lanes, meter
+from liveshift.runtime.wire import lanes as wire_lanes
 from liveshift.runtime.wire.compression import restore
-from liveshift.runtime.wire.lanes import SLOW_LINK
 from liveshift.runtime.wire.meter import Meter, burst_sizes
 
 __all__ = ["key_directory", "lanes_to"]
@@ -55,8 +55,11 @@ def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
     lanes.finish()
     assert wire_bytes(lanes) < lanes.bytes / 2
     lanes.until = 1e18  # the job is frozen
-    for rate, compressed in ((SLOW_LINK / 2, True), (SLOW_LINK, False)):
-        lanes._meter.saw(int(rate), 1.0)
+    monkeypatch.setattr(meter, "BURST_S", 0.0)
+    for slow, compressed in ((float("inf"), True), (0.0, False)):
+        monkeypatch.setattr(wire_lanes, "SLOW_LINK", slow)
+        lanes.measure()
+        lanes._meter.saw(1 << 20, 1.0)
         sent, all_sent = wire_bytes(lanes), lanes.bytes
         slots.send(lanes, [0])
         lanes.finish()
