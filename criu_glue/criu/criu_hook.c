@@ -73,8 +73,9 @@ static void set_last_pid(const char *number) {
         close(fd);
 }
 
-// Read one line; `verdict` is zero and has FIELD bytes. The descriptor may be non-blocking: then the
-// end of all writers ends the wait too, whether this program has opened the FIFO before it or after.
+// Reads one line into `verdict`, which has FIELD bytes, all of them zero. If the descriptor is
+// non-blocking, the function also returns when the FIFO has no writer any more, or had none from the
+// start.
 static void read_verdict(int fd, char *verdict) {
     size_t have = 0;
     while (have < FIELD - 1 && strchr(verdict, '\n') == NULL) {

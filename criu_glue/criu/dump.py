@@ -62,7 +62,7 @@ STOOD = "stood"
 the host's pids: a thaw leaves them stopped."""
 
 READY_S = 1.0
-"""The start ahead waits at most this many seconds until CRIU is ready."""
+""":meth:`FrozenTree.start_ahead` waits at most this many seconds until CRIU is ready."""
 
 log = logging.getLogger("liveshift.dump")
 
@@ -93,14 +93,15 @@ class FrozenTree:
         self.image_bytes = 0
 
     def start_ahead(self, criu: Criu, page_filter: PageFilter | None) -> None:
-        """Start CRIU while the tree runs on; it waits for :meth:`dump`, which must get the same
+        """Start CRIU while the tree runs on. CRIU waits for :meth:`dump`, which must get the same
         ``page_filter``. :meth:`thaw` ends it, and so does the end of this process.
 
         Raises StepFailed if the sandbox has ended.
         """
         self._start(criu, page_filter)
         self._ahead = True
-        self._criu.wait_ready(READY_S)  # else its start would still take time from the pause
+        # The job pauses soon after this method returns. By then the start of CRIU must be over.
+        self._criu.wait_ready(READY_S)
 
     def dump(
         self,
@@ -119,8 +120,8 @@ class FrozenTree:
         """
         until = time.monotonic() + deadline_s
         if not (self._ahead and self._criu.alive() and self._filter is page_filter):
-            if self._ahead:
-                self._end_ahead()  # somebody has killed it
+            if self._ahead:  # A process of the capsule may have killed the first CRIU.
+                self._end_ahead()
             self._start(criu, page_filter)
         capture = self._capture
         assert capture is not None
@@ -160,8 +161,8 @@ class FrozenTree:
             raise
 
     def _end_ahead(self) -> None:
-        """End a CRIU that waits to begin. It has touched nothing yet, so it may simply be
-        killed."""
+        """Kill the CRIU that waits to begin. That does no harm, because this CRIU has not touched
+        the tree yet."""
         self._criu.kill()
         self._criu.close()
         if self._capture is not None:

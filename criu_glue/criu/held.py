@@ -5,8 +5,8 @@ The hook (criu_hook.c) reports on one FIFO that it waits, and reads the verdict 
 file beside them holds CRIU's pid and start time. So a restarted agent finds the CRIU that its
 predecessor started, and gives the verdict itself.
 
-CRIU can be started ahead: then the hook waits a first time before CRIU has touched anything. Such a
-CRIU ends together with the agent that started it, so nobody has to find it.
+CRIU can be started ahead. Then the hook waits a first time, before CRIU touches the tree. If the
+agent ends at that stage, CRIU ends too. So a restarted agent need not look for this CRIU.
 
 The directory of these files is hidden in the sandbox, where CRIU works. CRIU gets the directory as
 an open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
@@ -49,7 +49,7 @@ class HeldCriu:
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
         self._said = b""  # what the hook has reported
-        self._begin: int | None = None  # the end of a FIFO: CRIU was started ahead
+        self._begin: int | None = None  # our end of the FIFO, if CRIU was started ahead
         self._hooked = False  # True if a hook may be waiting
 
     def start(
@@ -110,15 +110,15 @@ class HeldCriu:
             self._listen()  # so that a hook that starts later finds a reader
 
     def wait_ready(self, seconds: float) -> None:
-        """Return once a CRIU that was started ahead waits to begin, has ended, or has not come so
-        far within ``seconds``."""
+        """Return when a CRIU that was started ahead is ready to begin, or has ended, but after
+        ``seconds`` at the latest."""
         assert self._held is not None
         until = time.monotonic() + seconds
         while not self._hears(b"ready") and self.alive() and time.monotonic() < until:
             self._wait_end(max(0.0, until - time.monotonic()), self._held)
 
     def let_begin(self) -> None:
-        """Let a CRIU begin that was started ahead; it need not wait yet."""
+        """Let a CRIU begin that was started ahead. It may be called before CRIU is ready."""
         assert self._begin is not None
         os.write(self._begin, b"go\n")
 
@@ -230,7 +230,8 @@ class HeldCriu:
         os.mkfifo(self.directory / "begin", 0o600)
         if self._begin is not None:
             os.close(self._begin)
-        # For both directions: so it opens without a reader, and keeps what is written.
+        # We open the FIFO for both directions. Then the open does not wait for a reader, and the
+        # FIFO keeps what we write.
         self._begin = os.open(self.directory / "begin", os.O_RDWR | os.O_NONBLOCK)
 
     def _wait_end(self, seconds: float, *also: int) -> None:

@@ -46,7 +46,7 @@ _ALIAS = re.compile(rf"{COMPLETE}(?:-(\d+))?(-changing)?")
 
 _SYSCTL = Path("/proc/sys")
 _OWN_TABLES = {"net/ipv4/tcp_child_ehash_entries": 4096, "net/ipv4/udp_child_hash_entries": 512}
-"""Settings of a namespace that say how many buckets the tables of its child namespaces get."""
+"""These settings say how many buckets the tables of new namespaces have."""
 
 
 def underlay(address: str) -> tuple[str, int]:
@@ -260,14 +260,17 @@ def plug_in(
 
 
 def _make_namespace(netns: str) -> None:
-    """Make a network namespace whose own, small tables hold its connections.
+    """Make a network namespace that has small tables of connections of its own.
 
-    Without that the kernel keeps them in one table with those of the host (262,144 buckets at 24
-    GiB of memory), and whoever lists them, as CRIU does several times in a freeze, walks through
-    the whole table: 5 ms each time, and less than 0.1 ms in a small one (measured). The kernel
-    takes the size from the namespace of the process that makes the new one (Linux 6.1, ip-sysctl:
-    tcp_child_ehash_entries), so an intermediate namespace has it, and the host keeps its setting.
-    Two limits depend on the table's size, and get the host's values again.
+    By default the kernel keeps the connections of all namespaces in one table. On a host with 24
+    GiB of memory it has 262,144 buckets. CRIU and the agent list a capsule's connections several
+    times in a freeze, and each time the kernel walks through the whole table. We measured 5 ms for
+    one such walk, and less than 0.1 ms in a small table.
+
+    The process that makes a namespace is in another one, and the kernel takes the size of the new
+    table from a setting of that one (ip-sysctl: tcp_child_ehash_entries, Linux 6.1). We do not
+    change this setting of the host. Instead we make an intermediate namespace for it. The kernel
+    derives two limits from the size of the table; we set them to the host's values.
     """
     limits = [f"net/ipv4/{name}" for name in ("tcp_max_tw_buckets", "tcp_max_syn_backlog")]
     kept = {name: (_SYSCTL / name).read_text().strip() for name in limits}

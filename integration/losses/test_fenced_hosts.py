@@ -55,7 +55,7 @@ def job(lab: LabSession) -> Iterator[Job]:
     home = started.seen(0).host
     yield started
     for other in labs.cut_off_from(lab.lab, home):
-        labs.rejoin(lab.lab, home, other)  # else nobody reaches the job to stop it
+        labs.rejoin(lab.lab, home, other)  # The orchestrator must reach the job to stop it.
     started.stop()
     if lab.lab.machine(home).init is None:
         labs.boot_host(lab.lab, home)

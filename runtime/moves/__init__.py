@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which capsules move, where to, and when: plans, costs, spares, hosts that are to be empty.
-runtime/migration has the steps of one move."""
+"""The orchestrator decides here which capsules move, where they go, and when: it plans a move,
+predicts its cost, chooses a spare, and empties hosts. runtime/migration has the steps of a move."""

@@ -360,7 +360,8 @@ async def serve(cluster: Cluster, file: ClusterFile) -> None:
         ("fence", cluster.snapshots.fence),
         ("on_rewind", cluster.snapshots.on_rewind),
     ):
-        if why := not_runnable(argv):  # else nobody sees it before a host has died
+        # The log names the fault now. Otherwise it would show only after a host has died.
+        if why := not_runnable(argv):
             log.error("snapshots.%s of the cluster file: %s", key, why)
     with state_lock.held(cluster.paths.state, "orchestrator"):
         orchestrator = await Orchestrator.start(cluster)

@@ -17,8 +17,9 @@ from ..snapshot.protection_notes import offer
 
 
 class RewindPlans:
-    """What could be done for each job. It implements FencingContext too: the fencing wants to know
-    the same of hosts that it may switch off. ``gone``: the snapshots of which an image is gone."""
+    """The plans for all jobs. The class implements FencingContext too, because the fencing asks the
+    same questions before it switches a host off. ``gone``: the numbers of the snapshots of which an
+    image is gone."""
 
     def __init__(self, fleet: Fleet, agents: Agents, lookout: Lookout) -> None:
         self.cluster = fleet.cluster

@@ -21,15 +21,18 @@ many."""
 
 
 class HostsAsked(Protocol):
-    """Which hosts are asked; each as in RewindContext."""
+    """How the hosts of a cluster are asked."""
 
     cluster: Cluster
 
     async def request(
         self, host: str, message: messages.Message, timeout: float
-    ) -> messages.Message | None: ...
+    ) -> messages.Message | None:
+        """Send a request to a host's agent and return the answer. Raises what the agent raised, or
+        Unreachable."""
 
-    def is_up(self, host: str) -> bool: ...
+    def is_up(self, host: str) -> bool:
+        """Whether the host's agent was heard within ``timeouts.suspicion``."""
 
 
 async def images_gone(

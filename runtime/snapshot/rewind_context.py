@@ -6,23 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from ..config.cluster import Cluster
 from ..journal.snapshot_tables import RewindRow
-from ..messages import Message
 from ..model.jobs import Capsule, Job
+from .images_gone import HostsAsked
 
 
-class RewindContext(Protocol):
+class RewindContext(HostsAsked, Protocol):
     """What a rewind needs of the orchestrator, which implements it in protection/rewinds.py."""
-
-    cluster: Cluster
-
-    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
-        """Send a request to a host's agent and return the answer. Raises what the agent raised, or
-        Unreachable."""
-
-    def is_up(self, host: str) -> bool:
-        """Whether the host's agent was heard within ``timeouts.suspicion``."""
 
     def why_again(self, job: Job) -> str:
         """Why the job must be rewound once more, in words: a host that has or gets a capsule of it

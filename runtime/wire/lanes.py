@@ -36,7 +36,8 @@ from .sender import Sender
 GREETING = b"?"
 
 SLOW_LINK = 125e6
-"""Bytes per second, 1 Gbit/s: on a quicker link a chunk is there before it would be compressed."""
+"""Bytes per second: 1 Gbit/s. A quicker link carries a chunk in less time than it takes to compress
+the chunk."""
 """The first chunk of each lane. It is of the kind RATE, so the destination does not store it."""
 
 _Data = bytes | memoryview

@@ -69,6 +69,7 @@ def on_disk(*places: Path) -> Path | None:
 
 FACTS: dict[str, Callable[[], bool]] = {
     "Linux 6.11 (MAP_DROPPABLE)": lambda: _linux(6, 11),
+    "Linux 6.1 (tcp_child_ehash_entries)": lambda: _linux(6, 1),
     "br_netfilter": lambda: Path("/proc/sys/net/bridge/bridge-nf-call-iptables").exists(),
     "userfaultfd": lambda: Path("/proc/sys/vm/unprivileged_userfaultfd").exists(),
     "fanotify": lambda: Path("/proc/sys/fs/fanotify").exists(),

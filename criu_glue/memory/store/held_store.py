@@ -29,8 +29,9 @@ from .store import INDEX_FILE, PAGES_FILE, MemoryStore
 GENERATIONS = 2  # store.h
 
 WHOLE_EACH = 8
-"""Each of this many generations is compared with its source as a whole. The others are compared
-by the pages that came since the one before: a bit that flips in one that stayed is found later."""
+"""The store reads every eighth generation as a whole when it compares it with the source. Of the
+other generations it reads only the pages that changed since the generation before. So if a bit
+flips in a page that has not changed, the store finds that at the next whole read."""
 
 _MAGIC = b"LSMG\0\0\0\1"
 _HEAD = struct.Struct("<8sQQI4x")  # magic, limit, number of the generation, number of processes
@@ -151,13 +152,15 @@ class HeldStore(MemoryStore):
         self._digests[number] = digest
 
     def _digest_after(self, view: ImageView, number: int) -> bytes:
-        """The digest of a generation that is being kept, from that of the one before; b"" if all of
-        it is to be read, or if there is none before."""
+        """Compute the digest of generation ``number`` from the digest of the generation before it.
+        Return b"" if this store has compared no generation before it, and each time that the
+        generation must be read as a whole (WHOLE_EACH)."""
         self._compared = (self._compared + 1) % WHOLE_EACH
         last = max(self._digests.copy().keys() - {number}, default=0)
         known = self._digests.get(last)
         if known is not None and self._compared:
-            with suppress(StepFailed), self.view(last) as before:  # it may be dropped meanwhile
+            # Another thread may drop that generation. Then the view raises StepFailed.
+            with suppress(StepFailed), self.view(last) as before:
                 return view.digest_after(before, known)
         return b""
 

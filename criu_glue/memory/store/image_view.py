@@ -62,9 +62,10 @@ class ImageView:
         return struct.pack("<QQ", *sums)
 
     def digest_after(self, before: ImageView, digest: bytes) -> bytes:
-        """As :meth:`digest`, from the ``digest`` of an image ``before`` of the same store. It reads
-        only pages that came or went since. Both must be kept generations: their slots are never
-        written. If a bit of a page that went has flipped, the result is wrong."""
+        """Return what :meth:`digest` returns, computed from the ``digest`` of another image of the
+        same store. The method reads only the pages in which both images differ. Both images must
+        be kept generations, because nothing writes into their slots. If a bit has flipped in a page
+        that only ``before`` has, the result is wrong."""
         sums = self._ffi.new("uint64_t[2]")
         old = before._image, before._count
         if not self._calls.store_digest_change(self._store, *old, self._image, self._count, sums):

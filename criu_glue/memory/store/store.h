@@ -201,8 +201,8 @@ int store_revert(struct store *s, uint64_t number, char *why);
 // Computes the digest (digest.h) of the images: its low and its high sum.
 void store_digest(const struct store *s, const struct image *image, uint32_t images,
                   uint64_t out[2]);
-// Computes by how much the sums differ from those of the images before, of which the caller has the
-// digest. Both belong to kept generations. It reads only pages that lie in another slot than before,
-// in both images. False: these are more than all pages of the images, so store_digest costs less.
+// Computes the difference between the sums of two kept generations, `image` minus `before`. It reads
+// only pages that do not lie in the same slot in both. Returns false, without a result, if it would
+// read more pages than store_digest reads for `image`.
 bool store_digest_change(const struct store *s, const struct image *before, uint32_t befores,
                          const struct image *image, uint32_t images, uint64_t out[2]);

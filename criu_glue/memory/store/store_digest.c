@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The digest of what the store has, from the content of the pages (digest.h).
+// Computes the digest (digest.h) of images from the content of their pages.
 //
-// A slot of a kept generation is never written. So a page that lies in the same slot in two
-// generations is equal in both, and the digest of one follows from that of the other and from the
-// pages that lie elsewhere.
+// The store never writes into a slot of a kept generation. So if a page lies in the same slot in two
+// generations, it has the same content in both. The digest of one generation therefore follows from
+// the digest of the other one and from the pages that do not lie in the same slot.
 
 #include "digest.h"
 #include "store.h"
@@ -37,7 +37,7 @@ static void skip(struct cursor *at, uint32_t pages) {
     }
 }
 
-// What only one of both images of a process has, or has in another slot.
+// The pages of two images of one process that do not lie in the same slot in both.
 struct changes {
     bool count; // only count the pages
     uint64_t pages;

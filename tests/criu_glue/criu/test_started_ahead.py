@@ -97,7 +97,7 @@ def test_a_dump_that_fails_before_it_begins_ends_it_at_once(
     began = time.monotonic()
     with pytest.raises(OSError, match="No space left"):
         frozen.dump(criu, sink, 60)
-    assert time.monotonic() - began < LOST_S / 2, "nobody waited for it in vain"
+    assert time.monotonic() - began < LOST_S / 2, "the thaw must not wait until it kills CRIU"
     assert not frozen._criu.alive()
     assert goes_on(here)
 
@@ -106,7 +106,7 @@ def test_a_dump_that_fails_before_it_begins_ends_it_at_once(
 def test_a_dump_starts_another_one_if_somebody_has_killed_it(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
-    """A job that runs as root may do so, by `kill -9 -1` in its capsule."""
+    """A job that runs as root kills it with `kill -9 -1` in its capsule."""
     here = new_sandboxes.counting(COUNTER)
     frozen = ahead(criu, here, place / "images")
     assert frozen._criu._who is not None
@@ -123,7 +123,7 @@ def test_a_dump_starts_another_one_if_somebody_has_killed_it(
 def test_it_ends_with_the_agent_that_started_it(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path
 ) -> None:
-    """Nobody would find it: there is no note of a freeze yet. The tree has not even stood still."""
+    """A restarted agent does not look for it, because no note says that a freeze has begun."""
     here, images = new_sandboxes.counting(COUNTER), place / "images"
     agent = os.fork()
     if agent == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a generation is compared with its source: by the pages that came, and now and then whole."""
+"""A store compares a generation with its source by the changed pages, and sometimes as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def counted_wholes() -> Any:
 
 
 def test_the_digest_after_changes_is_that_of_all_pages(store: HeldStore) -> None:
-    """Pages that come, go, become zeros, and were zeros; processes that end, and that begin."""
+    """Between the two, pages come, go, and become zeros; a process ends and another one begins."""
     first: Memory = {7: pages(0, 300) | {BASE + 400 * PAGE: ZEROS}, 8: pages(500, 3)}
     write(store, first)
     keep(store, 1, first)
@@ -90,7 +90,7 @@ def test_a_bit_that_flips_in_a_page_that_stayed_is_found_before_long(
 def test_a_bit_that_flipped_in_a_page_that_went_since_does_no_harm(
     store: HeldStore, place: Path
 ) -> None:
-    """What comes is right, so it is kept: it takes the place of the damaged one."""
+    """The new generation has the right content, so the store keeps it."""
     memory: Memory = {7: pages(0, 300)}
     write(store, memory)
     keep(store, 1, memory)
@@ -119,7 +119,7 @@ def test_where_most_has_changed_all_is_read_once_and_not_twice(store: HeldStore)
 
 
 def test_what_an_earlier_agent_kept_is_read_as_a_whole(place: Path) -> None:
-    """This one has not compared it."""
+    """A restarted agent has not compared that generation itself."""
     memory: Memory = {7: pages(0, 300)}
     earlier = HeldStore.create(place, 16 << 20)
     write(earlier, memory)
