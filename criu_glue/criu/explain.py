@@ -111,7 +111,8 @@ KNOWN: tuple[KnownCause, ...] = (
         "survey.traced.find",
         r"Unseizable non-zombie|Unable to interrupt task: (\d+) \(Operation not permitted\)"
         r"[\s\S]*Unable to detach from \1:",  # the second: for the first process of the tree
-        "a task is traced by another process (strace, gdb), and CRIU cannot dump it then",
+        "a task is traced by another process (strace, gdb), or was about to end, and CRIU could not"
+        " stop it",
     ),
     _capsule(
         "images.file_locks.lasting",
