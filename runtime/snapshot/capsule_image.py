@@ -59,7 +59,6 @@ class CapsuleImage:
         self.holder = holder
         self.begun = False
         """Whether the source may have a session."""
-        self.thawed = False
         self.left = asyncio.Event()
         """Set once the capsule goes on, or its host is silent: such a host lets it go by itself."""
         self.refused = False
@@ -180,13 +179,10 @@ class CapsuleImage:
         lock = messages.LockCapsule(self._image, self.name, left)
         await self._context.request(self.host, lock, self._limits.answer(left))
 
-    async def dump(self, left: float, *, thaw: bool = True) -> None:
-        """Dump the locked capsule within ``left`` seconds, and thaw it at once unless not
-        ``thaw``."""
+    async def dump(self, left: float) -> None:
+        """Dump the locked capsule within ``left`` seconds. It stays frozen."""
         dump = messages.DumpCapsule(self._image, self.name, left)
         await self._request(self.host, dump, self._limits.answer(left), messages.Frozen)
-        if thaw:
-            await self.thaw()
 
     async def seal(self, left: float) -> None:
         """Learn the digest of a dumped capsule, which stays frozen for ``left`` seconds at most."""
@@ -216,7 +212,6 @@ class CapsuleImage:
             if time.monotonic() > until:
                 break
             await asyncio.sleep(limits.heartbeat)
-        self.thawed = True
         self.left.set()
 
     async def close(self) -> None:

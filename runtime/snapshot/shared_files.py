@@ -3,9 +3,9 @@
 the sizes that they had, so that it does not write the same twice.
 
 It is done once for the whole job, when the earlier copies have ended and before a capsule runs
-again. Several capsules may write to one file, and each was dumped at its own moment. The file is
-cut back to the least of its sizes: a capsule that was dumped earlier writes again what came
-later.
+again. Several capsules may write to one file. Each was dumped at its own moment, and stayed frozen
+until all were (snapshot.py). So the file is cut back to the largest of its sizes, which it had when
+the last one was dumped: what came later no image has, and every capsule writes it again.
 
 The images say which files the capsules were writing. Without its image a capsule cannot go on in
 any case. So the job waits here for hosts that have them, and for nothing else.
@@ -74,7 +74,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
 async def _files(
     context: RewindContext, job: Job, generation: Generation
 ) -> tuple[dict[bytes, int], dict[bytes, Identity]]:
-    """Return two dicts by path: the least size that a file had when a capsule was dumped that was
+    """Return two dicts by path: the largest size that a file had when a capsule was dumped that was
     writing it, and which file it was. If capsules were dumped with different files of one path, the
     second dict lacks it: the job renamed a file meanwhile."""
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
@@ -88,7 +88,7 @@ async def _files(
     for facts in found:
         assert not isinstance(facts, BaseException)
         for path, size in facts.written.items():
-            sizes[path] = min(size, sizes.get(path, size))
+            sizes[path] = max(size, sizes.get(path, size))
             identities.setdefault(path, set()).add(facts.identities.get(path))
     known = {path: each.pop() for path, each in identities.items() if len(each) == 1}
     return sizes, {path: which for path, which in known.items() if which is not None}

@@ -3,20 +3,21 @@
 
 The image of each capsule goes to a holder, and the capsule runs on where it is. All images
 together are one consistent cut, because of one order: *no source dumps before the networks of all
-capsules are locked*. A source keeps its lock from its answer to LockCapsule until its thaw, and
-refuses to dump after a thaw. So there is a moment at which all are locked, and no capsule receives
-anything between that moment and its own dump. That also holds for the connections of a job that is
-frozen without a boundary. A source may thaw as soon as its own image is complete: what it sends
-then reaches no capsule that is not dumped yet.
+capsules are locked, and none thaws before all are dumped*. A source keeps its lock from its answer
+to LockCapsule until its thaw, and refuses to dump after a thaw. So there is a moment at which all
+are locked, and no capsule receives anything between that moment and its own dump. That also holds
+for the connections of a job that is frozen without a boundary. And there is a moment at which all
+are frozen, as their images have them. So files that several capsules write have one size then
+(shared_files.py).
 
 No host promises anything, and no ownership changes. So every failure has one answer: thaw all, open
 the gates, and keep the snapshot before this one. The snapshot counts only after one durable write,
 which comes when each holder has compared the pages with its source.
 
-The last snapshot before a suspension thaws nothing before that write. The write then also says that
-the job is suspended, and whoever made it ends the frozen capsules. So no step is trained, and no
-line is printed, that the resumed job repeats. If the time for the pause is over before the write,
-sources thaw as ever, and the job is not suspended.
+The last snapshot before a suspension thaws nothing before that write either. The write then also
+says that the job is suspended, and whoever made it ends the frozen capsules. So no step is trained,
+and no line is printed, that the resumed job repeats. If the time for the pause is over before the
+write, sources thaw as ever, and the job is not suspended.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Snapshot:
         """Set while this snapshot does not hold the job's gates."""
         self.released.set()
         self.seconds: dict[str, float] = {}
-        """The parts of the pause: quiesce, lock, dump, reopen; seal where the job is suspended."""
+        """The parts of the pause: quiesce, lock, dump, thaw, reopen. Where the job is suspended, the
+        last two are replaced by seal."""
         self._suspends = suspends
         self._to = to
         self._asked = asked
@@ -224,7 +226,7 @@ class Snapshot:
         self._time, self._boundary_at = time.time(), time.monotonic()
         with self._timed("dump"):
             rest = self._left()
-            await self._all(lambda part: part.dump(rest, thaw=not self._suspends))
+            await self._all(lambda part: part.dump(rest))
 
     async def _close_gates(self) -> None:
         """Bring the job to a boundary; a job that talks over TCP only may be frozen without one."""
@@ -280,13 +282,14 @@ class Snapshot:
     # ---- its end, whatever has happened --------------------------------------------------------
 
     async def _let_go(self) -> None:
-        """Thaw what is not thawed yet, then open the gates that were closed; never raises.
+        """Thaw all capsules, then open the gates that were closed; never raises.
 
         A silent host keeps no gates closed elsewhere: the others must soon show that the job
         trains, or it is rewound though that host lives."""
-        still = [part for part in self._parts if part.begun and not part.thawed]
-        thaws = asyncio.gather(*(part.thaw() for part in still))
-        await asyncio.gather(*(part.left.wait() for part in still))
+        begun = [part for part in self._parts if part.begun]
+        thaws = asyncio.gather(*(part.thaw() for part in begun))
+        with self._timed("thaw") if self.error is None else contextlib.nullcontext():
+            await asyncio.gather(*(part.left.wait() for part in begun))
         await self._open_gates()
         await thaws
 

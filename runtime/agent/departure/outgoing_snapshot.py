@@ -2,10 +2,10 @@
 """The source's side of a snapshot: the image of one capsule goes to a holder, and it runs on here.
 
 Order: ``send_ahead`` while the job trains, ``lock`` at the boundary, ``dump`` once every capsule of
-the job is locked, then ``thaw``. The wait between lock and dump makes one cut of all images: there
-is a moment at which all capsules are locked, and none of them receives anything between that moment
-and its own dump. So this source keeps its lock from the answer to ``lock`` until the thaw, and
-refuses ``dump`` after a thaw, whatever the reason of the thaw was.
+the job is locked, ``thaw`` once every one is dumped. The wait between lock and dump makes one cut
+of all images: there is a moment at which all capsules are locked, and none of them receives
+anything between that moment and its own dump. So this source keeps its lock from the answer to
+``lock`` until the thaw, and refuses ``dump`` after a thaw, whatever the reason of the thaw was.
 
 Nothing is promised. So the source thaws by itself after every error, when the time of ``lock`` is
 over, and when it is asked to give up (``abandon``). That costs only the image. A restarted agent

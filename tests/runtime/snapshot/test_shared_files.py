@@ -57,11 +57,13 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_the_least_size_of_all_capsules_counts(scene: Scene) -> None:
+def test_the_size_when_the_last_capsule_was_dumped_counts(scene: Scene) -> None:
+    """gpt/1 was dumped first, and was frozen when gpt/0 wrote the last 100 bytes: only the image
+    of gpt/0 knows them, so nobody would write them again."""
     assert scene.cut() == ""
     ((host, order),) = scene.orders
     assert host == scene.job.capsules["gpt/0"].host
-    assert order.sizes == {LOG: 900, OWN: 5, ODD: 7}
+    assert order.sizes == {LOG: 1000, OWN: 5, ODD: 7}
     assert 0 < order.deadline < scene.cluster.timeouts.prepare
     run = scene.job.request
     assert (order.job, order.uid, order.gid, order.groups) == ("gpt", scene.job.uid, run.gid, [])

@@ -44,7 +44,8 @@ class Hosts:
         for c, copy in enumerate(h.copies):
             if copy is not None and copy.session is not None:
                 # It thaws once it is dumped, but not if the job is suspended with this snapshot, or
-                # when it has heard nothing for too long.
+                # when it has heard nothing for too long. The orchestrator waits until all are
+                # dumped; here it need not, as one that hears nothing does not either.
                 waits = s.taking is not None and s.taking.number == copy.session.number
                 suspends = waits and s.taking is not None and s.taking.suspends
                 if (copy.session.dumped and not suspends) or not waits:
