@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from bench_record import Goal, at_most
+
+from liveshift.runtime.model.interval import SnapshotCost, interval
 
 from .record import Result, Run
 
@@ -65,11 +66,12 @@ def of_case(result: Result, cores: int) -> Iterable[Goal]:
 
 
 def _steady(name: str, cost: float) -> Goal:
-    """``cost``: seconds of training that one snapshot takes. The interval is the best one for it
-    (Young and Daly), as ``snapshots.every = "auto"`` chooses it."""
-    every = math.sqrt(2 * cost * FAILURE_S)
+    """``cost``: seconds of training that one snapshot takes. The interval is what
+    ``snapshots.every = "auto"`` chooses for it: the best one (Young and Daly), or a longer one if
+    that would take more than COST per cent of the speed."""
+    every = interval(SnapshotCost(cost), FAILURE_S, COST / 100, 0.0)
     words = f"{cost:.2f} s for a snapshot every {every:.0f} s"
-    return at_most(f"{name}, of the speed", 100 * cost / every, COST, " %", words)
+    return at_most(f"{name}, of the speed", round(100 * cost / every, 6), COST, " %", words)
 
 
 def _where(result: Result) -> str:

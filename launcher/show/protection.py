@@ -50,8 +50,10 @@ def lines(jobs: Iterable[JobRow], *, wide: bool, rewinds: bool = False) -> Itera
             continue
         if wide and row.newest:
             yield Text(f"{job.name}: {_snapshot(row)}")
-            if not row.why_not:
+            if not (row.why_not or row.rewinding):
                 yield Text(f"{job.name}: {_failure(row)}")
+        if row.rewinding:
+            yield Text(f"{job.name}: {row.rewinding}", style="bold red")
         if row.silent:
             yield Text(f"{job.name}: {row.silent}", style="bold red")
         for text in _warnings(row, wide=wide):
@@ -105,7 +107,7 @@ def _warnings(row: ProtectionRow, *, wide: bool) -> Iterator[str]:
 
     if row.why_not and (wide or row.why_not != NOT_YET):
         yield f"unprotected: {row.why_not}"
-    elif row.would_wait and wide:
+    elif row.would_wait and wide and not row.rewinding:
         yield row.would_wait
     stale = row.every and row.age > STALE * row.every
     if row.newest and row.trouble and (wide or stale):

@@ -125,7 +125,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     ``why_not``: why the job could not be taken back if a host died now, as text; else empty.
     ``trouble``: why there is no later snapshot, as text, if the last attempt failed or has to
     wait; else empty. ``silent``: if no host of the job is heard and one of them may be dead, which,
-    since when, and what a person can do, as text; else empty.
+    since when, and what a person can do, as text; else empty. ``rewinding``: how far a rewind of
+    the job is, or why a job that has lost something is not taken back yet, as text; else empty.
 
     ``rewind_s``: seconds that a rewind takes until the job runs again. It is what the last one took
     if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
@@ -168,6 +169,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     mttf_s: float = 0.0
     mttf_from: str = ""
     silent: str = ""
+    rewinding: str = ""
     takes_s: float = 0.0
 
 

@@ -93,7 +93,8 @@ class Job:
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
     was none. ``last_rewind``: None if there was none. ``unprotected``: why there is no later
     snapshot, as text, or "". ``silent``: what a person must know while no host of it is heard, as
-    text, or "".
+    text, or "". ``rewinding``: how far its rewind is, or why it is not taken back yet, as text; ""
+    if nothing of it is lost.
     ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
     none did since the boundary of ``newest``. ``since``: the number of the first event of its
     history; earlier ones are of an earlier job of that name.
@@ -117,6 +118,7 @@ class Job:
     last_rewind: LastRewind | None = None
     unprotected: str = ""
     silent: str = ""
+    rewinding: str = ""
     end_asked: float = 0.0
     since: int = 0
     ended: int = 0

@@ -25,6 +25,7 @@ from ..model.jobs import Job
 from ..model.snapshots import beside, choose_holders, choose_neighbours, die_together
 from ..snapshot.context import SnapshotContext
 from ..snapshot.directory_images import DirectoryImages
+from ..snapshot.protection_row import Holders, in_danger
 from ..snapshot.snapshot import Snapshot
 
 log = logging.getLogger("liveshift.protection")
@@ -121,18 +122,23 @@ class JobSnapshots:
             return f"{one} and {other} do not reach each other"
         return ""
 
-    def holders(self, job: Job, *, ordered: bool = False, saved: bool = False) -> Chosen:
+    def withstands(self, job: Job) -> bool:
+        """Whether the job's newest snapshot is there, and no single death destroys it."""
+        views, domains = self._fleet.views(), self._fleet.cluster.domains
+        return job.newest is not None and not in_danger(job, domains, Holders.of(views))
+
+    def holders(self, job: Job, *, ordered: bool = False, alone: bool = False) -> Chosen:
         """Return a holder for each capsule's image, or a text that says why there is none.
 
         If no host outside the job can hold it, its own hosts do. Hosts may be away for a moment,
         and all memory has to go to a new holder. So that must last for a while, unless the snapshot
         is ``ordered``. A host that has refused an image, did not answer or damaged one comes last:
-        it may do better by now. So does one that a job has left because of its links. ``saved``:
-        the images go on into a directory, so any host will do.
+        it may do better by now. So does one that a job has left because of its links. ``alone``:
+        where nobody else can, a capsule's own host may hold its image alone.
         """
         search, now = self._search(job), time.monotonic()
         find = self._finder(job)
-        among = partial(choose_neighbours, itself=saved)
+        among = partial(choose_neighbours, itself=alone)
         refused = {host for host, at in search.refused.items() if now - at < STEADY_S}
         for others in (refused, set[str]()) if refused else (refused,):
             outside = find(choose_holders, others)

@@ -25,7 +25,7 @@ from ..model.jobs import Job
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.protection_notes import words
 from ..snapshot.snapshot import Snapshot
-from .job_snapshots import JobSnapshots
+from .job_snapshots import Chosen, JobSnapshots
 
 log = logging.getLogger("liveshift.protection")
 
@@ -79,7 +79,7 @@ class OrderedSnapshots:
     def suspend(self, who: str, job: Job, to: str, *, dry_run: bool) -> SuspensionOrdered:
         """Order that the job's next snapshot suspends the job. ``to``: see RewindRow. Raises
         Refused."""
-        holders = self._check(job, "suspended", to)
+        holders = self._check(job, "suspended", to, suspends=True)
         moves = self._snapshots.moves(job)
         if not dry_run:
             text = "a last snapshot is taken, then it ends everywhere"
@@ -94,7 +94,7 @@ class OrderedSnapshots:
         if job.state != "running":
             hint = f"`liveshift suspend {job.name} --to {to}`" if job.state == "suspended" else ""
             raise _cannot(job, "saved", f"it is {job.state}", hint)
-        holders = self._check(job, "saved", to)
+        holders = self._check(job, "saved", to, suspends=False)
         moves = self._snapshots.moves(job)
         if not dry_run:
             text = f"a snapshot is taken, and saved in {to}"
@@ -110,7 +110,7 @@ class OrderedSnapshots:
         self._failed(order, f"{who} took the order back")
         return True
 
-    def _check(self, job: Job, what: str, to: str) -> dict[str, str]:
+    def _check(self, job: Job, what: str, to: str, *, suspends: bool) -> dict[str, str]:
         """The hosts that would hold the images; none are chosen before the job's moves are over.
         Raises Refused if no snapshot is possible now, nor after these moves."""
         if self._snapshots.moves(job):
@@ -119,9 +119,23 @@ class OrderedSnapshots:
             return {}
         if hindrance := self._snapshots.hindrance(job):
             raise _cannot(job, what, hindrance)
-        holders = self._snapshots.holders(job, ordered=True, saved=bool(to))
+        holders = self._holders(job, to, suspends=suspends)
         if isinstance(holders, str):
             raise _cannot(job, what, holders)
+        return holders
+
+    def _holders(self, job: Job, to: str, *, suspends: bool) -> Chosen:
+        """The hosts that would hold the images now. What goes on into a directory may lie on the
+        hosts of its capsules alone, unless a better snapshot of a job that trains on would have to
+        go for it."""
+        better = job.newest if not suspends and self._snapshots.withstands(job) else None
+        alone = bool(to) and better is None
+        holders = self._snapshots.holders(job, ordered=True, alone=alone)
+        if to and better is not None and isinstance(holders, str):
+            holders += (
+                "; the job's own hosts could, but they would have to drop"
+                f" {better.name}, which protects the job"
+            )
         return holders
 
     def _order(self, order: _Order, what: str, text: str) -> None:
@@ -165,7 +179,7 @@ class OrderedSnapshots:
 
     def _begin(self, order: _Order) -> None:
         job = order.job
-        holders = self._snapshots.holders(job, ordered=True, saved=bool(order.to))
+        holders = self._holders(job, order.to, suspends=order.suspends)
         why = self._snapshots.hindrance(job) or (holders if isinstance(holders, str) else "")
         if why or isinstance(holders, str):
             self._failed(order, why)

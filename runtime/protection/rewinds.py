@@ -46,6 +46,9 @@ from .rewind_plans import RewindPlans
 
 log = logging.getLogger("liveshift.rewinds")
 
+UNDER_WAY = {kind.under_way for kind in RewindKind}
+"""The kinds of the events that say how far a rewind is, or what it waits for."""
+
 
 class Rewinds:
     """All rewinds of the cluster; it implements RewindContext. ``gates`` are those of the
@@ -207,6 +210,7 @@ class Rewinds:
             del self._rows[job.name]
         if not self.protected(job):
             self._end_lacking(job)
+            job.rewinding = ""
         elif not self._plans.going_on(job):
             if self.why_again(job):
                 self._spawn(job, self._follow(job))
@@ -214,6 +218,7 @@ class Rewinds:
                 self._wait(job, waits)
             else:
                 self._noted.pop(job.name, None)
+                job.rewinding = ""
 
     def _spawn(self, job: Job, work: Coroutine[None, None, None]) -> None:
         self._following.add(job.name)
@@ -337,6 +342,7 @@ class Rewinds:
         """Suspend a job that could not be resumed. A later resumption may use other hosts."""
         row = self._protection.suspend_again(resumption, why)
         job.enter(row.owners, row.rewinds, "suspended")
+        job.rewinding = ""
         self._rows.pop(job.name, None)
         self.note(job, "not resumed", f"is suspended again: {why}")
 
@@ -403,6 +409,8 @@ class Rewinds:
 
     def note(self, job: Job, kind: str, text: str) -> None:
         self._fleet.journal.note(job.name, kind, text)
+        if kind in UNDER_WAY:
+            job.rewinding = text
 
     def begin_restoring(self, row: RewindRow) -> None:
         self._protection.begin_restoring(row.number)
@@ -412,7 +420,7 @@ class Rewinds:
         self._commands.end_rewind(row, job.newest if job else None)
         self._rows.pop(row.job, None)
         if job is not None and job.state == "rewinding":
-            job.state = "running"
+            job.state, job.rewinding = "running", ""
             job.last_rewind = self._fleet.journal.snapshots.last_rewind(row.job)
 
     async def open_gates(self, job: Job) -> str:

@@ -141,3 +141,16 @@ def test_what_a_person_must_know_of_a_silence_is_shown(wide: bool) -> None:
     row = msgspec.structs.replace(KEPT, silent=says)
     job = msgspec.structs.replace(suspended(row), state="running")
     assert f"gpt: {says}" in [line.plain for line in protection.lines([job], wide=wide)]
+
+
+@pytest.mark.parametrize("state", ["running", "rewinding"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_a_rewind_waits_for_is_shown(state: str, wide: bool) -> None:
+    """What a failure would cost now is not said beside it: one is there."""
+    row = msgspec.structs.replace(
+        KEPT, rewinding="waits: no host has room for gpt/1", would_wait="if h0 died, it would wait"
+    )
+    job = msgspec.structs.replace(suspended(row), state=state)
+    said = [line.plain for line in protection.lines([job], wide=wide)]
+    assert "gpt: waits: no host has room for gpt/1" in said
+    assert not any("if h0 died" in line or "if a host failed" in line for line in said)

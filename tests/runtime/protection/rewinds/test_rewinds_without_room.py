@@ -10,6 +10,7 @@ from rewinds_scene import RewindsScene, scene
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.fleet.fleet import Fleet
+from liveshift.runtime.fleet.status import status
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
 
@@ -26,6 +27,14 @@ def fill(scene: RewindsScene) -> None:
     scene.fleet.jobs["b"] = Job("b", Overlay(2, "10.99.1.0/24"), run, 0, 0.0, capsules)
 
 
+def shown(scene: RewindsScene) -> str:
+    """What `status` says of the rewind."""
+    found = status(scene.fleet, lambda _: True, sees_all=True, only="a")
+    (job,) = found.jobs
+    assert job.protection is not None
+    return job.protection.rewinding
+
+
 async def waits(scene: RewindsScene) -> None:
     """h1 loses its power; then some heartbeats pass."""
     fill(scene)
@@ -33,6 +42,7 @@ async def waits(scene: RewindsScene) -> None:
     await scene.until(lambda: bool(scene.history("rewinding")))
     await asyncio.sleep(0.5)
     assert scene.history("rewinding") == [NO_ROOM], "said once"
+    assert shown(scene) == NO_ROOM
     assert scene.owners() == {"a/0": ("h0", 1, True), "a/1": ("h1", 1, True)}
     assert (scene.job.state, scene.job.rewinds) == ("running", 0)
     assert not {line.split()[0] for line in scene.said} & {"EndEarlier", "RestoreCapsule"}
@@ -49,6 +59,7 @@ def test_it_goes_on_once_a_slot_is_free(scene: RewindsScene) -> None:
     assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h2", 3, True)}
     assert scene.job.state == "running"
     assert scene.history("rewinding")[1:] == ["goes back to s1: h1 is silent, and so is its kernel"]
+    assert shown(scene) == ""
 
 
 def test_it_goes_on_where_it_is_if_the_host_returns_with_its_capsule(scene: RewindsScene) -> None:
@@ -66,6 +77,7 @@ def test_it_goes_on_where_it_is_if_the_host_returns_with_its_capsule(scene: Rewi
     asyncio.run(play())
     assert scene.owners() == {"a/0": ("h0", 1, True), "a/1": ("h1", 1, True)}
     assert scene.history("rewinding") == [NO_ROOM]
+    assert shown(scene) == ""
     assert (scene.job.state, scene.job.rewinds) == ("running", 0)
     assert scene.fleet.failures.seen.losses == 0
 

@@ -121,7 +121,7 @@ def test_what_is_saved_needs_no_other_host(scene: Scene) -> None:
         capsule.host = "h0"
     scene.fleet.hosts["h0"].heard = float("inf")
     assert isinstance(scene.snapshots.holders(scene.job, ordered=True), str)
-    held = scene.snapshots.holders(scene.job, ordered=True, saved=True)
+    held = scene.snapshots.holders(scene.job, ordered=True, alone=True)
     assert held == {"a/0": "h0", "a/1": "h0"}
 
 

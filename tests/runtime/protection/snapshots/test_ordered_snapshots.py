@@ -92,6 +92,33 @@ def test_what_lay_on_the_only_host_alone_is_dropped_once_it_is_saved(saving: Sav
     assert saving.fleet.journal.snapshots.saved("a") is not None
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_order_takes_the_place_of_no_better_snapshot(saving: SavedScene, lost: bool) -> None:
+    """h2 keeps one, and is cordoned. If it has lost the images, there is nothing to be dropped."""
+    scene = saving
+    into_one_rack(scene.fleet, "h0", "h1")
+
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.save()
+            scene.fleet.cordons["h2"] = "root"
+            if lost:
+                scene.fleet.hosts["h2"].lost = frozenset({"s2.0", "s2.1"})
+                await scene.save()
+                return
+            for dry_run in (True, False):
+                with pytest.raises(Refused) as refused:
+                    order(scene, dry_run=dry_run)
+                assert "h2 is tainted or cordoned" in refused.value.message
+                assert "have to drop s2, which protects the job" in refused.value.message
+            assert scene.job.newest is not None
+            assert scene.job.newest.holders == {"a/0": ["h2"], "a/1": ["h2"]}
+            dry = scene.ordered.suspend("root", scene.job, DISK, dry_run=True)
+            assert dry.holders == {"a/0": "h0", "a/1": "h1"}, "a suspended job does not go back"
+
+    asyncio.run(play())
+
+
 def suspended(scene: SavedScene) -> None:
     scene.job.state = "suspended"
 
