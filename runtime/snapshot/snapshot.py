@@ -81,8 +81,8 @@ class Snapshot:
         """Set while this snapshot does not hold the job's gates."""
         self.released.set()
         self.seconds: dict[str, float] = {}
-        """The parts of the pause: quiesce, lock, dump, thaw, reopen. Where the job is suspended, the
-        last two are replaced by seal."""
+        """The parts of the pause: quiesce, lock, dump, thaw, reopen. Of a job that is suspended:
+        seal in place of the last two."""
         self._suspends = suspends
         self._to = to
         self._asked = asked
