@@ -9,7 +9,7 @@ what has that name now is another file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...errors import StepFailed
@@ -26,15 +26,19 @@ _ROOT = Mount("", "/", "/", "", "")
 private to it, and Placement knows those paths by name."""
 
 
-def shared(images: Path, placement: Placement) -> dict[bytes, int]:
+def shared(images: Path, placement: Placement, noted: Mapping[bytes, int]) -> dict[bytes, int]:
     """Those on shared paths that are open for writing: path → bytes. Devices and pipes with a name
-    are among them. An entry without a size is left out: it may be any size. Raises StepFailed if
-    the image is damaged."""
-    return {
-        name: entry.long(_SIZE)
+    are among them.
+
+    CRIU notes no size of a file that is open only for appending, as logs are (criu: files-reg.c,
+    should_check_size). ``noted`` has the sizes of those. A file of which neither says a size is
+    left out. Raises StepFailed if the image is damaged."""
+    sizes = {
+        name: entry.long(_SIZE) if _SIZE in entry else noted.get(name)
         for name, entry in _files(images, placement, PathKind.SHARED)
-        if _writes(entry) and _SIZE in entry
+        if _writes(entry)
     }
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def carried(images: Path, placement: Placement) -> tuple[set[bytes], set[bytes]]:

@@ -88,6 +88,8 @@ class Changing:
     shared: Mapping[str, Identity] = field(default_factory=dict)
     """The files that are open on shared paths, by path; but for those whose inodes may have other
     numbers on each host."""
+    written: Mapping[str, int] = field(default_factory=dict)
+    """The files that are open for writing on shared paths: path → bytes."""
 
 
 @dataclass
@@ -105,6 +107,8 @@ class _Findings:
     """Path of each open file on a shared path → its device and inode."""
     identities: dict[str, Identity] = field(default_factory=dict)
     """Those of them whose inodes have the same numbers on all hosts, by path."""
+    written: dict[str, int] = field(default_factory=dict)
+    """Those of ``shared`` that are open for writing: path → bytes."""
     linked: set[str] = field(default_factory=set)
 
 
@@ -217,6 +221,7 @@ def changing(sandbox: Sandbox, placement: Placement) -> Changing:
         tuple(sorted(found.mapped_writable)),
         tuple(found.passing),
         found.identities,
+        found.written,
     )
 
 
@@ -430,6 +435,8 @@ def _look_at_descriptors(
             found.directories.add(os.path.dirname(target))
             if stat.S_ISREG(opened.st_mode):
                 found.shared[target] = opened.st_dev, opened.st_ino
+                if writable:
+                    found.written[target] = opened.st_size
                 if not mount.kind.startswith(OWN_NUMBERS):
                     with contextlib.suppress(OSError):  # the task has closed it meanwhile
                         found.identities[target] = statx.identity(f"/proc/{pid}/fd/{fd}")

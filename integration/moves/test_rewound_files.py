@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on carried paths go back with their job: a log that was open is again what it was, on the
-same host and on another one. What others have in the same directory stays."""
+"""Files go back with their job: a log on a carried path that was open is again what it was, on the
+same host and on another one. What others have in the same directory stays. And a file to which all
+capsules append has each line once."""
 
 from __future__ import annotations
 
@@ -105,3 +106,24 @@ def test_a_log_and_checkpoints_on_a_carried_path_go_back_with_the_job(
         assert kept == [*(f"checkpoint-{n}.pt" for n in last), "train.log"]
         assert torch.load(there / f"checkpoint-{STEPS}.pt")["step"] == STEPS
     lab.boot(hosts[1])
+
+
+def test_a_file_to_which_all_capsules_append_has_each_line_once(lab: LabSession) -> None:
+    """Each capsule is dumped at its own moment, and the others may write until theirs. No gate
+    holds these back, as the job has no collectives."""
+    argv = ("python", str(JOBS / "common_log.py"), "--out", "{out}", "--enough", "{out}/enough")
+    job = lab.start("common", argv, nnodes=2)
+    for times in range(1, 5):
+        wait_protected(job)
+        kill_rank(job, times % 2)
+        wait_rewound(job, times)
+    wait_protected(job)
+    cut = [e.text for e in events(job, "rewinding") if "cut back" in e.text]
+    assert all("common.log" in text for text in cut)
+    assert len(cut) == 4, "both had written since, each time"
+    job.stop()
+    written = [line.split() for line in (job.out / "common.log").read_text().splitlines()]
+    for rank in range(2):
+        numbers = [int(number) for who, number in written if who == str(rank)]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > 1000

@@ -21,7 +21,9 @@ from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, NotFound
 
 STREAM = "manifest"
-VERSION = 3
+VERSION = 4
+EARLIER = (3,)
+"""Versions that are read, too: they lack what has a default now."""
 
 LIMIT = 16 << 20
 """A manifest has at most this many bytes, enough for the names of over 200,000 removed files."""
@@ -40,7 +42,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the tags that opened its chunks (wire.Lanes.end). ``pipes``: inode → STDOUT_FD or STDERR_FD.
     ``removed``: tree → names that the first pass sent and that are gone now. ``image_bytes``: sent
     while the job was frozen. ``epoll``: the parts of epoll sets that CRIU could not dump.
-    ``shared``: the files that the capsule had open on shared paths, by path.
+    ``shared``: the files that the capsule had open on shared paths, by path. ``written``: those
+    that were open for writing, path → bytes when the capsule was frozen.
     """
 
     version: int
@@ -52,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     removed: dict[str, list[bytes]]
     epoll: list[EpollEntry]
     shared: dict[bytes, Identity] = msgspec.field(default_factory=dict)
+    written: dict[bytes, int] = msgspec.field(default_factory=dict)
 
     def gone(self) -> dict[str, list[str]]:
         """``removed``, with names as Python's os functions take them."""
@@ -81,7 +85,7 @@ def decode(raw: bytes | bytearray) -> Manifest:
     if len(raw) > LIMIT:
         raise LiveshiftError(f"the manifest has {len(raw)} bytes, at most {LIMIT} are taken")
     found: Manifest = _decode(raw, Manifest, "the manifest")
-    if found.version != VERSION:
+    if found.version not in (*EARLIER, VERSION):
         raise LiveshiftError(
             f"the manifest has version {found.version}, this liveshift reads version {VERSION}",
             hint="run the same version of liveshift on every host",

@@ -68,11 +68,12 @@ class StreamSender(abc.ABC):
         beside: Mapping[str, tuple[int, int]] | None = None,
         epoll: Sequence[EpollEntry] = (),
         shared: Mapping[bytes, Identity] | None = None,
+        written: Mapping[bytes, int] | None = None,
     ) -> Manifest:
         """End the streams that are still open, and send the manifest of all streams.
 
         ``beside``: the streams of other lanes (Lanes.end). ``epoll``: the parts of epoll sets that
-        CRIU could not dump. ``shared``: as in Manifest.
+        CRIU could not dump. ``shared``, ``written``: as in Manifest.
 
         Once :meth:`finish` has returned, the image is complete at the destination. The image may be
         complete even if this method or finish raises, because the answer may have been lost.
@@ -89,6 +90,7 @@ class StreamSender(abc.ABC):
             removed=manifest.as_bytes(removed),
             epoll=list(epoll),
             shared=dict(shared or {}),
+            written=dict(written or {}),
         )
         self.send(manifest.STREAM, manifest.encode(found))
         self.send(manifest.STREAM, b"")

@@ -50,6 +50,7 @@ def forward_image(
         lanes.end(),
         manifest.epoll,
         manifest.shared,
+        manifest.written,
     )
     sender.finish()
     return Frozen(manifest.image_bytes, [])

@@ -64,6 +64,8 @@ class OutgoingFiles:
         self._listed: dict[str, dict[str, Stamp]] = {}  # tree → its files at the first pass
         self._unsure: dict[str, set[str]] = {}  # tree → those of them that count as changed
         self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
+        self.written: dict[bytes, int] = {}
+        """After :meth:`send_rest`: as Manifest.written."""
         self.shared: dict[bytes, Identity] = {}
         """The files that the capsule had open on shared paths when :meth:`send_rest` sent the rest;
         by path."""
@@ -113,6 +115,7 @@ class OutgoingFiles:
             text, remedy = found.passing[0]
             raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
         self.shared = {os.fsencode(path): which for path, which in found.shared.items()}
+        self.written = {os.fsencode(path): size for path, size in found.written.items()}
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})

@@ -136,8 +136,10 @@ class WireDump:
         been lost."""
         size, pipes = self.sent, self._resident.sandbox.pipes()
         lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
-        name, removed = self._resident.spec.name, self._removed
-        self._wire.send_manifest(name, size, pipes, removed, lanes, epoll, self._files.shared)
+        name, removed, files = self._resident.spec.name, self._removed, self._files
+        self._wire.send_manifest(
+            name, size, pipes, removed, lanes, epoll, files.shared, files.written
+        )
         self._wire.finish()
 
     def _left(self) -> float:

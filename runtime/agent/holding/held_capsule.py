@@ -204,7 +204,8 @@ class HeldCapsule:
         with self._lock:
             generation = self._find_kept(number)
             try:
-                written = written_files.shared(generation.images, placement)
+                noted = generation.manifest.written
+                written = written_files.shared(generation.images, placement, noted)
                 size = generation.size(self._open())
                 identities = {
                     path: which

@@ -210,6 +210,7 @@ class HeldGeneration:
             end_memory(),
             found.epoll,
             found.shared,
+            found.written,
         )
         sender.finish()
         return Frozen(found.image_bytes, [])

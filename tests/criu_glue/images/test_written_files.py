@@ -16,6 +16,8 @@ from liveshift.errors import StepFailed
 
 PLACEMENT = Placement(("/shared", "/data"), ("/carried", "/shared/carried"))
 REGULAR, SOCKET = 1, 4
+NOTED = {b"/shared/append-only": 77, b"/shared/log": 1, b"/shared/closed": 5}
+"""What our own survey of the frozen tree has noted."""
 
 
 def entry(
@@ -33,7 +35,7 @@ def image(top: Path, *entries: bytes) -> Path:
 
 
 def found(top: Path, *entries: bytes) -> dict[bytes, int]:
-    return written_files.shared(image(top, *entries), PLACEMENT)
+    return written_files.shared(image(top, *entries), PLACEMENT, NOTED)
 
 
 def test_files_that_are_open_for_writing_are_found_with_their_sizes(tmp_path: Path) -> None:
@@ -64,11 +66,21 @@ def test_what_is_no_regular_file_does_not_count(tmp_path: Path) -> None:
     assert found(tmp_path, encode([(1, REGULAR), (2, 7)])) == {}
 
 
-def test_a_size_may_have_64_bits_and_may_be_missing(tmp_path: Path) -> None:
+def test_a_size_may_have_64_bits(tmp_path: Path) -> None:
     large = 5 << 32
     assert found(tmp_path, entry(b"/shared/log", large)) == {b"/shared/log": large}
-    without = encode([(1, 7), (2, os.O_WRONLY), (3, 0), (5, b""), (6, b"/shared/log")])
-    assert found(tmp_path, encode([(1, REGULAR), (2, 7), (3, without)])) == {}
+
+
+def without_size(name: bytes) -> bytes:
+    flags = os.O_WRONLY | os.O_APPEND
+    regular = encode([(1, 7), (2, flags), (3, 0), (5, b""), (6, name)])
+    return encode([(1, REGULAR), (2, 7), (3, regular)])
+
+
+def test_where_criu_notes_no_size_ours_counts(tmp_path: Path) -> None:
+    """CRIU notes none of a file that is open only for appending."""
+    assert found(tmp_path, without_size(b"/shared/append-only")) == {b"/shared/append-only": 77}
+    assert found(tmp_path, without_size(b"/shared/unknown")) == {}
 
 
 def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
@@ -76,7 +88,7 @@ def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_image_without_files_has_none(tmp_path: Path) -> None:
-    assert written_files.shared(tmp_path, PLACEMENT) == {}
+    assert written_files.shared(tmp_path, PLACEMENT, NOTED) == {}
     assert found(tmp_path) == {}
 
 
@@ -86,7 +98,7 @@ def test_a_damaged_image_is_an_error(tmp_path: Path, raw: bytes) -> None:
     with (tmp_path / "files.img").open("ab") as file:
         file.write(raw)
     with pytest.raises(StepFailed, match=r"the image is damaged|beyond the file"):
-        written_files.shared(tmp_path, PLACEMENT)
+        written_files.shared(tmp_path, PLACEMENT, NOTED)
 
 
 def test_files_on_carried_paths_count_also_if_they_are_only_read(tmp_path: Path) -> None:
@@ -112,5 +124,5 @@ def test_what_has_the_name_of_a_file_that_was_deleted_is_another_one(tmp_path: P
     lost = [encode([(1, number), (2, 99), (3, 2)]) for number in (8, 9)]
     data = b"".join(struct.pack("<I", len(each)) + each for each in lost)
     (made / "remap-fpath.img").write_bytes(struct.pack("<II", 0x54564319, 0x59133954) + data)
-    assert written_files.shared(made, PLACEMENT) == {}
+    assert written_files.shared(made, PLACEMENT, NOTED) == {}
     assert written_files.carried(made, PLACEMENT) == ({b"/carried/log"}, {b"/carried/log"})

@@ -17,7 +17,7 @@ from waits import until
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.criu_glue.survey.found import NeededFile, Survey
-from liveshift.criu_glue.survey.survey import fingerprint, survey
+from liveshift.criu_glue.survey.survey import changing, fingerprint, survey
 
 __all__ = ["netns", "plan", "start"]
 
@@ -277,3 +277,23 @@ def test_a_fingerprint_names_a_file_that_can_be_compared(tmp_path: Path) -> None
     assert true is not None
     assert len(true.build_id) == 40
     assert "BuildID" not in said or true.build_id in said
+
+
+@pytest.mark.root
+def test_the_sizes_of_what_is_open_for_writing_on_shared_paths_are_noted(
+    start: Start, local: Path
+) -> None:
+    """CRIU notes none of a file that is open only for appending."""
+    program = (
+        f"a = open('{local}/appended', 'a'); a.write('12345'); a.flush()\n"
+        f"w = open('{local}/written', 'w'); w.write('123'); w.flush()\n"
+        f"r = open('{local}/appended')\n"
+        f"o = open('{local}/read', 'w+').close(); o = open('{local}/read')\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    stands = start(PYTHON, "-Sc", f"import time\n{program}")
+    until(lambda: "ready" in said(stands))
+    seen = changing(stands, Placement((str(local),), ()))
+    assert seen.written == {f"{local}/appended": 5, f"{local}/written": 3}
+    assert set(seen.shared) == {*seen.written, f"{local}/read"}
+    assert changing(stands, Placement((), ())).written == {}

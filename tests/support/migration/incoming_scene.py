@@ -74,6 +74,7 @@ class Scene:
         self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
         self.manifest: Any = SimpleNamespace(
             shared={},
+            written={b"/shared/log": 5},
             streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)},
             gone=dict,
             pipes={7: 1},

@@ -360,7 +360,7 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
         "lanes",
         "gpu memory",
         "pump ends",
-        f"manifest {('gpt/1', 14, {7: 1}, {}, {1: 2}, [], {})}",
+        f"manifest {('gpt/1', 14, {7: 1}, {}, {1: 2}, [], {}, {b'/shared/log': 5})}",
         "sent",
     ]
     assert (frozen.image_bytes, frozen.phases) == (14, [])
