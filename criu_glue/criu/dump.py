@@ -64,6 +64,10 @@ the host's pids: a thaw leaves them stopped."""
 READY_S = 1.0
 """:meth:`FrozenTree.start_ahead` waits at most this many seconds until CRIU is ready."""
 
+GIVEN_UP_S = 2.0
+"""A CRIU that was started ahead and is not needed is killed if it has not ended by itself after
+this many seconds."""
+
 log = logging.getLogger("liveshift.dump")
 
 HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
@@ -161,9 +165,12 @@ class FrozenTree:
             raise
 
     def _end_ahead(self) -> None:
-        """Kill the CRIU that waits to begin. That does no harm, because this CRIU has not touched
-        the tree yet."""
-        self._criu.kill()
+        """End the CRIU that waits to begin. This CRIU has not touched the tree yet.
+
+        It ends by itself, its hook first. If it was killed, process 1 of the sandbox would adopt
+        its hook for a moment, and a survey of that moment would take the hook for a daemon."""
+        if not self._criu.tell("stop", GIVEN_UP_S):
+            self._criu.kill()
         self._criu.close()
         if self._capture is not None:
             self._capture.close()

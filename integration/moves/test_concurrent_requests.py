@@ -7,6 +7,7 @@ what leaves it alive, and computes in the end what one that nobody touched compu
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,9 +20,10 @@ import pytest
 from fault_matrix.held import Held
 from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
-from moving_job import OVER, Job, Seen
+from moving_job import AFTER, OVER, Job, Seen
 from outside_server import OUTSIDE
 from reference_runs import References
+from whereabouts import where
 
 from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer.layout import WantedState
@@ -477,6 +479,33 @@ def test_a_destination_that_cannot_restore_passes_the_image_on(lab: LabSession, 
     job.wait_end(30)
     numbers = [int(line) for line in job.output().splitlines() if line.isdigit()]
     assert numbers == list(range(len(numbers)))
+
+
+def test_a_suspension_waits_for_the_move_that_is_under_way(
+    lab: LabSession, held: Held, references: References
+) -> None:
+    job = lab.start("tired", LONG, nnodes=2)
+    job.wait_step(5)
+    with held_at(held, EARLY, job, capsule=1) as go_on:
+        before = job.seen(1)
+        with lab.popen("suspend", job.name, "-o", "json") as ordered:
+
+            def waits() -> bool:
+                said = [e.text for e in lab.history(job.name) if e.kind == "suspending"]
+                return any("waits for the end of m" in text for text in said)
+
+            eventually(waits, "the order to wait")
+            job.go_on(3)
+            assert go_on()[0] == 0, "the move came to its end"
+            out, err = ordered.communicate(timeout=90)
+    assert ordered.returncode == 0, err
+    assert json.loads(out)["state"] == "suspended"
+    (moved,) = job.migrations()
+    assert (moved.state, moved.source) == ("done", before.host)
+    assert not any(where(lab.lab, f"{job.name}/{index}") for index in range(2))
+    lab.json("resume", job.name)
+    job.go_on(AFTER)
+    job.assert_begins_like_never_moved(references)
 
 
 def test_nothing_is_left_of_any_move(lab: LabSession, long_job: Job) -> None:

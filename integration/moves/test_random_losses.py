@@ -49,13 +49,13 @@ SCENARIOS = {
     "torchrun": Scenario((*TORCHRUN, *SMALL_GPT, "600"), 2, 2),
     "plain-python": Scenario(("python", *SMALL_GPT, "600"), 2, 2),
     "fsdp": Scenario(
-        (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "800", "--pace", "0.1", "--out", "{out}"),
+        (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "2000", "--pace", "0.1", "--out", "{out}"),
         2,
         2,
     ),
     "workers": Scenario(
         (
-            *(*TORCHRUN, str(JOBS / "loader.py"), "--steps", "800", "--pace", "0.1"),
+            *(*TORCHRUN, str(JOBS / "loader.py"), "--steps", "2000", "--pace", "0.1"),
             *("--out", "{out}", "--contexts", "fork", "spawn"),
         ),
         2,

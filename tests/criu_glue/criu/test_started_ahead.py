@@ -73,6 +73,8 @@ def test_what_is_given_up_before_the_dump_leaves_nothing(
         hooks = waiting(place / "images")
         frozen.thaw()
         assert not frozen._criu.alive()
+        assert frozen._criu._process is not None
+        assert frozen._criu._process.returncode > 0, "it was not killed, so nobody adopted its hook"
         until(lambda: not any(map(running, hooks)))
     assert goes_on(here)
     frozen.thaw()  # may be said again
