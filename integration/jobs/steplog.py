@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,12 +29,14 @@ def arguments() -> argparse.ArgumentParser:
 
 class StepLog:
     """One rank's record; lines are whole and on disk at once. ``append``: after those of a process
-    that was this rank before; a rewind then keeps what was written since its snapshot."""
+    that was this rank before. The file is then open only while a line is written, so a rewind does
+    not cut it back, and keeps what was written since its snapshot."""
 
     def __init__(self, out: Path, rank: int, append: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._out, self._rank = out, rank
-        self._log = (out / f"rank{rank}.jsonl").open("a" if append else "w", buffering=1)
+        self._path = out / f"rank{rank}.jsonl"
+        self._log = None if append else self._path.open("w", buffering=1)
         self._last = time.monotonic()
 
     def step(self, step: int, loss: Any, pace: float = 0.0, **more: Any) -> None:
@@ -44,11 +46,19 @@ class StepLog:
             time.sleep(max(0.0, self._last + pace - time.monotonic()))
         self._last = time.monotonic()
         line = {"step": step, "loss_hex": _plain(loss).hex(), "time": time.time(), **more}
-        self._log.write(json.dumps(line) + "\n")
+        self._write(line)
 
     def note(self, **line: Any) -> None:
         """Record something that is no step."""
-        self._log.write(json.dumps(line) + "\n")
+        self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line) + "\n"
+        if self._log is not None:
+            self._log.write(text)
+            return
+        with self._path.open("a") as log:
+            log.write(text)
 
     @property
     def hurried(self) -> bool:
