@@ -228,10 +228,14 @@ class FrozenTree:
         self._signal(signal.SIGSTOP)
         self.check_held()
 
+    def held(self) -> bool:
+        """Whether CRIU holds the dumped tree. Without :meth:`pin` the tasks run if it does not."""
+        return self._criu.alive()
+
     def check_held(self) -> None:
         """Raises StepFailed if CRIU is gone. Without :meth:`pin` the tasks then run, and what was
         read of the tree since :meth:`dump` need not be of one moment."""
-        if not self._criu.alive():
+        if not self.held():
             raise StepFailed("dump", "CRIU was killed while it held the tree", hint=HINT)
 
     def thaw(self) -> None:

@@ -26,19 +26,25 @@ _ROOT = Mount("", "/", "/", "", "")
 private to it, and Placement knows those paths by name."""
 
 
-def shared(images: Path, placement: Placement, noted: Mapping[bytes, int]) -> dict[bytes, int]:
-    """Those on shared paths that are open for writing: path → bytes. Devices and pipes with a name
-    are among them.
+def shared(
+    images: Path, placement: Placement, noted: Mapping[bytes, int]
+) -> tuple[dict[bytes, int], set[bytes]]:
+    """Those on shared paths that are open for writing, path → bytes; and which of them are open
+    only for appending. Devices and pipes with a name are among the first.
 
     CRIU notes no size of a file that is open only for appending, as logs are (criu: files-reg.c,
     should_check_size). ``noted`` has the sizes of those. A file of which neither says a size is
     left out. Raises StepFailed if the image is damaged."""
-    sizes = {
-        name: entry.long(_SIZE) if _SIZE in entry else noted.get(name)
-        for name, entry in _files(images, placement, PathKind.SHARED)
-        if _writes(entry)
-    }
-    return {name: size for name, size in sizes.items() if size is not None}
+    sizes, appended = dict[bytes, int](), set[bytes]()
+    for name, entry in _files(images, placement, PathKind.SHARED):
+        if not _writes(entry):
+            continue
+        if _SIZE in entry:
+            sizes[name] = entry.long(_SIZE)
+        elif name in noted and name not in sizes:
+            sizes[name] = noted[name]
+            appended.add(name)
+    return sizes, appended & sizes.keys()
 
 
 def carried(images: Path, placement: Placement) -> tuple[set[bytes], set[bytes]]:

@@ -45,9 +45,3 @@ static inline void digest_add(struct digest *digest, uint32_t pid, uint64_t addr
     digest->low += mix.low64;
     digest->high += mix.high64;
 }
-
-// Adds what another thread has summed up.
-static inline void digest_join(struct digest *digest, struct digest part) {
-    digest->low += part.low;
-    digest->high += part.high;
-}

@@ -26,6 +26,19 @@ STEPS, SAVED, OTHER = 900, 10, 64201
 CARRIED = "/var/tmp/rewound"
 
 
+APPENDS = """
+import itertools, os, pathlib, sys, time
+out, rank = pathlib.Path(sys.argv[1]), os.environ["LIVESHIFT_CAPSULE"].rpartition("/")[2]
+log = os.open(out / "common.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+for number in itertools.count():
+    if (out / "enough").exists():
+        break
+    os.write(log, f"{rank} {number}\\n".encode())
+    time.sleep(0.001)
+"""
+"""Appends numbered lines to one file that all capsules of the job share, some hundred a second."""
+
+
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     """Two hosts run the job, two may hold its images."""
@@ -111,8 +124,7 @@ def test_a_log_and_checkpoints_on_a_carried_path_go_back_with_the_job(
 def test_a_file_to_which_all_capsules_append_has_each_line_once(lab: LabSession) -> None:
     """Each capsule is dumped at its own moment, and the others may write until theirs. No gate
     holds these back, as the job has no collectives."""
-    argv = ("python", str(JOBS / "common_log.py"), "--out", "{out}", "--enough", "{out}/enough")
-    job = lab.start("common", argv, nnodes=2)
+    job = lab.start("common", ("python", "-c", APPENDS, "{out}"), nnodes=2)
     for times in range(1, 5):
         wait_protected(job)
         kill_rank(job, times % 2)

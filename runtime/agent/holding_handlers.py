@@ -205,16 +205,16 @@ class HoldingHandlers:
             async with self._forwarding[request.capsule]:  # a repeated request waits for the first
                 await asyncio.to_thread(capsule.compare, number)
         placement = self._capsule_table.factory.placement
-        found = await asyncio.to_thread(capsule.describe, number, placement)
-        note, size, written, identities = found
-        return messages.HeldFacts(note.survey, note.facts, size, written, note.gpu, identities)
+        return await asyncio.to_thread(capsule.describe, number, placement)
 
     async def cut_back(self, request: messages.CutBack) -> messages.CutBackDone:
         user = User(request.uid, request.gid, tuple(request.groups))
         # An answer means that no earlier request cuts any more: the job may write again then.
         until = time.monotonic() + request.deadline
         async with self._cutting[request.job]:
-            work = partial(cut_back, user, request.sizes, until, request.identities)
+            work = partial(
+                cut_back, user, request.sizes, until, request.identities, request.appended
+            )
             cut, left = await self._on_disk(work)
         return messages.CutBackDone(cut, left)
 

@@ -131,6 +131,11 @@ class SnapshotHandlers:
         if snapshot is None:
             return messages.SnapshotClosed(b"")
         await asyncio.to_thread(snapshot.close)
+        if snapshot.early:
+            raise StepFailed(
+                "snapshot",
+                f"{request.capsule} went on by itself, perhaps before all of its job was dumped",
+            )
         _need_ranks(snapshot.resident)  # one may have ended between the lock and the freeze
         return messages.SnapshotClosed(snapshot.digest)
 

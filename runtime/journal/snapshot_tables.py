@@ -204,6 +204,17 @@ class SnapshotTables:
         rows = self._file.rows("SELECT row FROM rewinds WHERE job = ? ORDER BY number", (job,))
         return [msgspec.msgpack.decode(row, type=RewindRow) for (row,) in rows]
 
+    def may_have_run(self, row: RewindRow) -> bool:
+        """Whether a capsule of the job may have run since the boundary of the snapshot to which
+        ``row`` leads. The first resumption after a suspension finds all as that has left it."""
+        earlier = [
+            each
+            for each in self.history(row.job)
+            if each.number < row.number and each.generation == row.generation
+        ]
+        kinds = {each.kind for each in earlier}
+        return row.kind is not RewindKind.RESUMPTION or kinds != {RewindKind.SUSPENSION}
+
     def last_rewind(self, job: str) -> LastRewind | None:
         """Return where the last rewind of a job led that has ended, resumptions left out."""
         query = "SELECT row FROM rewinds WHERE job = ? AND state = 'done' ORDER BY number DESC"

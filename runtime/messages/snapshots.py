@@ -184,7 +184,8 @@ class HeldFacts(Answer, frozen=True):
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
     with its size in bytes at that moment. ``identities``: which files these were, where the file
-    system tells. A path is bytes: a message has no text that is not UTF-8. ``gpu``: as in Hold."""
+    system tells. ``appended``: those that were open only for appending. A path is bytes: a message
+    has no text that is not UTF-8. ``gpu``: as in Hold."""
 
     survey: Survey
     facts: HostFacts
@@ -192,12 +193,14 @@ class HeldFacts(Answer, frozen=True):
     written: dict[bytes, int] = msgspec.field(default_factory=dict)
     gpu: GpuSurvey | None = None
     identities: dict[bytes, Identity] = msgspec.field(default_factory=dict)
+    appended: list[bytes] = msgspec.field(default_factory=list)
 
 
 class CutBack(Message, frozen=True):
     """Cut files on shared paths back, with the rights of the job's user; answers CutBackDone.
     ``sizes``: path → bytes. ``identities``: path → which file had the path then. With it the host
-    finds a file that was renamed since. Sent once no copy of the job runs. Nothing is cut once
+    finds a file that was renamed since. ``appended``: those that were open only for appending.
+    Sent once no copy of the job runs. Nothing is cut once
     ``deadline`` seconds are over: the job may write again then. Repeatable."""
 
     job: str
@@ -207,6 +210,7 @@ class CutBack(Message, frozen=True):
     sizes: dict[bytes, int]
     deadline: float
     identities: dict[bytes, Identity] = msgspec.field(default_factory=dict)
+    appended: list[bytes] = msgspec.field(default_factory=list)
 
 
 class CutBackDone(Answer, frozen=True):

@@ -87,7 +87,8 @@ def decode(raw: bytes | bytearray) -> Manifest:
     found: Manifest = _decode(raw, Manifest, "the manifest")
     if found.version not in (*EARLIER, VERSION):
         raise LiveshiftError(
-            f"the manifest has version {found.version}, this liveshift reads version {VERSION}",
+            f"the manifest has version {found.version}, this liveshift reads the versions"
+            f" {', '.join(map(str, (*EARLIER, VERSION)))}",
             hint="run the same version of liveshift on every host",
         )
     return found

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...errors import LiveshiftError
@@ -25,7 +25,7 @@ from ..model.jobs import Job
 from ..model.snapshots import beside, choose_holders, choose_neighbours, die_together
 from ..snapshot.context import SnapshotContext
 from ..snapshot.directory_images import DirectoryImages
-from ..snapshot.protection_row import Holders, in_danger
+from ..snapshot.protection_row import Holders, withstands
 from ..snapshot.snapshot import Snapshot
 
 log = logging.getLogger("liveshift.protection")
@@ -123,9 +123,12 @@ class JobSnapshots:
         return ""
 
     def withstands(self, job: Job) -> bool:
-        """Whether the job's newest snapshot is there, and no single death destroys it."""
-        views, domains = self._fleet.views(), self._fleet.cluster.domains
-        return job.newest is not None and not in_danger(job, domains, Holders.of(views))
+        """Whether the job's newest snapshot is there, and no single death destroys it. A holder
+        that has been silent for less than AWAY_S may have it yet."""
+        now, hosts = time.monotonic(), Holders.of(self._fleet.views())
+        away = {name for name, heard in self._fleet.heard().items() if now - heard < AWAY_S}
+        known = replace(hosts, up={*hosts.up, *away})
+        return withstands(job, self._fleet.cluster.domains, known)
 
     def holders(self, job: Job, *, ordered: bool = False, alone: bool = False) -> Chosen:
         """Return a holder for each capsule's image, or a text that says why there is none.

@@ -74,6 +74,7 @@ class Rewinds:
         self.another_host = fleet.another_host
         self.publish = address_book.publish
         self.commit = context.commit
+        self.may_have_run = fleet.journal.snapshots.may_have_run
         self._rows: dict[str, RewindRow] = {}  # by job: its last rewind, until that is done
         self._following: set[str] = set()  # jobs on which a task works
         self._noted: dict[str, str] = {}  # by job: why it waits
@@ -210,7 +211,8 @@ class Rewinds:
             del self._rows[job.name]
         if not self.protected(job):
             self._end_lacking(job)
-            job.rewinding = ""
+            if all(self.is_up(capsule.host) for capsule in job.capsules.values()):
+                job.rewinding = ""
         elif not self._plans.going_on(job):
             if self.why_again(job):
                 self._spawn(job, self._follow(job))
@@ -350,7 +352,7 @@ class Rewinds:
 
     def _give_up(self, job: Job, why: str) -> None:
         """End what is certainly lost. A capsule whose host is only silent may still come back."""
-        self._wait(job, f"cannot be taken back: {why}")
+        self._note_once(job, f"cannot be taken back: {why}")
         lacking = self._lookout.lacking(job)
         for capsule in list(job.capsules.values()):
             runs_nowhere = not (capsule.granted or capsule.migration)  # a move may still bring it
@@ -379,11 +381,16 @@ class Rewinds:
                 self.note(job, "lost", f"{name} is lost: {lack.why}")
 
     def _wait(self, job: Job, why: str) -> None:
-        """Note why a job is not taken back (yet), each reason once in a row."""
-        if self._noted.get(job.name) != why:
-            self._noted[job.name] = why
-            log.warning("%s: %s", job.name, why)
-            self.note(job, "rewinding", f"waits: {why}")
+        """Note why a job is not taken back yet."""
+        self._note_once(job, f"waits: {why}")
+
+    def _note_once(self, job: Job, text: str) -> None:
+        """Note each text once in a row; `status` says it as long as it is the last one."""
+        job.rewinding = text
+        if self._noted.get(job.name) != text:
+            self._noted[job.name] = text
+            log.warning("%s: %s", job.name, text)
+            self.note(job, "rewinding", text)
 
     def _note_silence(self, job: Job) -> None:
         """Say once per silence what a person can do for a job that is not taken back by itself, as

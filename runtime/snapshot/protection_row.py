@@ -134,24 +134,26 @@ def exposed(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
     would, or if there is none."""
     if job.newest is None:
         return ""
-    for holder in holders_of(job):
-        if holder in hosts.left and holder in hosts.up:
-            return f"{holder}, which keeps {job.newest.name}, is short of memory"
-    return in_danger(job, domains, hosts)
-
-
-def in_danger(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
-    """As :func:`exposed`, but a holder that is short of memory has the snapshot yet."""
-    if job.newest is None:
-        return ""
     if gone := _gone(job, job.newest, hosts):
         return gone
+    name = job.newest.name
+    for holder in holders_of(job):
+        if holder in hosts.left:
+            return f"{holder}, which keeps {name}, is short of memory"
     running = {c.host: c.name for c in job.capsules.values() if c.code is None}
     if pair := die_together(job.newest.holders, running, domains):
         holder, host = pair
         where = "there" if host == holder else f"in its failure domain ({host})"
-        return f"{holder} keeps {job.newest.name}, and {running[host]} runs {where}"
+        return f"{holder} keeps {name}, and {running[host]} runs {where}"
     return ""
+
+
+def withstands(job: Job, domains: Mapping[str, str], hosts: Holders) -> bool:
+    """Whether the job's newest snapshot is there, and no single death destroys it. A holder that is
+    short of memory has it yet."""
+    if job.newest is None or _gone(job, job.newest, hosts):
+        return False
+    return die_together(job.newest.holders, job.owners.values(), domains) is None
 
 
 def _gone(job: Job, newest: Generation, hosts: Holders) -> str:

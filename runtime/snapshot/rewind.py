@@ -110,14 +110,17 @@ class Rewind:
     # ---- the steps, in order -------------------------------------------------------------------
 
     async def _steps(self) -> None:
+        self._show("its earlier copies end")
         with self._lap("until the earlier copies had ended"):
             await self._end_earlier()
+        self._show("its images are brought to their hosts and restored")
         await self._context.publish(self._job)
         await self._repeat(self._cut_back, "files on shared paths cannot be cut back yet")
         capsules = await self._bring_back()
         if capsules:
             self._laps["to send the images"] = max(each.image_s for each in capsules)
             self._laps["to restore"] = max(each.restore_s for each in capsules)
+        self._show("its gates open")
         with self._lap("to go on"):
             # Capsules may have got further epochs, and other hosts, since the first book.
             await self._context.publish(self._job)
@@ -141,6 +144,8 @@ class Rewind:
         self._context.begin_restoring(self.row)
 
     async def _cut_back(self) -> None:
+        if not self._generation.saved and not self._context.may_have_run(self.row):
+            return  # what has come to its files since its suspension is not the job's
         if said := await cut_back(self._context, self._job, self._generation):
             self._note(said)
 
@@ -207,6 +212,11 @@ class Rewind:
         began = time.monotonic()
         yield
         self._laps[what] = time.monotonic() - began
+
+    def _show(self, what: str) -> None:
+        """Let `status` say how far it is, until something else is noted."""
+        verb = "goes on from" if self.row.kind is RewindKind.RESUMPTION else "goes back to"
+        self._job.rewinding = f"{verb} {self._generation.name}: {what}"
 
     def _note(self, text: str) -> None:
         log.warning("%s: %s", self._job.name, text)

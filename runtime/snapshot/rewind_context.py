@@ -25,6 +25,9 @@ class RewindContext(HostsAsked, Protocol):
         """The hosts of which one must have ended its earlier copies before a capsule of the job is
         restored (ownership.may_restore); empty if one has, or is dead by a person's word."""
 
+    def may_have_run(self, row: RewindRow) -> bool:
+        """Whether a capsule of the job may have run here since the boundary of its snapshot."""
+
     def begin_restoring(self, row: RewindRow) -> None:
         """Record that ``before`` is empty from now on. Raises LiveshiftError."""
 

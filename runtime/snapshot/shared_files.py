@@ -5,7 +5,8 @@ the sizes that they had, so that it does not write the same twice.
 It is done once for the whole job, when the earlier copies have ended and before a capsule runs
 again. Several capsules may write to one file. Each was dumped at its own moment, and stayed frozen
 until all were (snapshot.py). So the file is cut back to the largest of its sizes, which it had when
-the last one was dumped: what came later no image has, and every capsule writes it again.
+the last one was dumped that had it open: no such capsule's image has what came later, and each of
+them writes that again.
 
 The images say which files the capsules were writing. Without its image a capsule cannot go on in
 any case. So the job waits here for hosts that have them, and for nothing else.
@@ -38,7 +39,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     if any(capsule.granted for capsule in job.capsules.values()):
         return ""  # some of it runs again, and may have written
     try:
-        sizes, identities = await _files(context, job, generation)
+        sizes, identities, appended = await _files(context, job, generation)
     except Unreachable:
         raise
     except LiveshiftError as error:
@@ -57,6 +58,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
         sizes,
         deadline=limit / 2,
         identities=identities,
+        appended=sorted(appended),
     )
     try:
         answer = await context.request(host, order, limit)
@@ -73,10 +75,11 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
 
 async def _files(
     context: RewindContext, job: Job, generation: Generation
-) -> tuple[dict[bytes, int], dict[bytes, Identity]]:
+) -> tuple[dict[bytes, int], dict[bytes, Identity], set[bytes]]:
     """Return two dicts by path: the largest size that a file had when a capsule was dumped that was
     writing it, and which file it was. If capsules were dumped with different files of one path, the
-    second dict lacks it: the job renamed a file meanwhile."""
+    second dict lacks it: the job renamed a file meanwhile. Return also the paths of those that all
+    of these capsules had open only for appending."""
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
     found = await asyncio.gather(*looks, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
@@ -85,13 +88,16 @@ async def _files(
         raise min(errors, key=lambda each: not isinstance(each, Unreachable))
     sizes: dict[bytes, int] = {}
     identities: dict[bytes, set[Identity | None]] = {}
+    written = set[bytes]()
     for facts in found:
         assert not isinstance(facts, BaseException)
         for path, size in facts.written.items():
             sizes[path] = max(size, sizes.get(path, size))
             identities.setdefault(path, set()).add(facts.identities.get(path))
+        written |= facts.written.keys() - set(facts.appended)
     known = {path: each.pop() for path, each in identities.items() if len(each) == 1}
-    return sizes, {path: which for path, which in known.items() if which is not None}
+    of_all = {path: which for path, which in known.items() if which is not None}
+    return sizes, of_all, sizes.keys() - written
 
 
 async def _written(

@@ -34,11 +34,11 @@ from .seal import make_key
 from .sender import Sender
 
 GREETING = b"?"
+"""The first chunk of each lane. It is of the kind RATE, so the destination does not store it."""
 
 SLOW_LINK = 125e6
 """Bytes per second: 1 Gbit/s. A quicker link carries a chunk in less time than it takes to compress
 the chunk."""
-"""The first chunk of each lane. It is of the kind RATE, so the destination does not store it."""
 
 _Data = bytes | memoryview
 

@@ -110,6 +110,9 @@ class OutgoingSnapshot:
         self.phase = SnapshotPhase.PREPARING
         self.complete = False
         """Whether the holder has the whole image."""
+        self.early = False
+        """Whether the capsule went on after its dump before it was asked to: perhaps before others
+        of the job were dumped."""
         self.digest = b""
         """After :meth:`seal` or :meth:`close`: the digest of the image's pages, empty if the image
         is not whole."""
@@ -125,6 +128,7 @@ class OutgoingSnapshot:
         self._dump: WireDump | None = None
         self._turn = threading.RLock()
         self._given_up = self._thawed = self._closed = False
+        self._asked = False  # whether a thaw was asked for while the tree was held
         self._timer = ThawTimer(f"{snapshot} of {resident.spec.name}", self.close)
 
     @property
@@ -246,8 +250,14 @@ class OutgoingSnapshot:
 
         A thread closes the snapshot afterwards, because the job waits for this method.
         """
+        self._go_on(asked=True)
+
+    def _go_on(self, *, asked: bool) -> None:
         self._interrupt()
         with self._turn:
+            if self.complete and not self._thawed:
+                self._asked |= asked and self._frozen.tree.held()
+                self.early = not self._asked
             try:
                 if not self._thawed:
                     self.phase = SnapshotPhase.OVER  # whatever fails now, no dump may follow
@@ -259,7 +269,7 @@ class OutgoingSnapshot:
     def close(self) -> None:
         """Thaw, make the digest, return the tracker, and remove what the snapshot has left here.
         May be repeated, also after an error."""
-        self.thaw()
+        self._go_on(asked=False)
         with self._turn:
             if not self._closed:
                 if not self.digest:

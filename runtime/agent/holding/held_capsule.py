@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from ....criu_glue.capsule.mounts import Placement
-from ....criu_glue.files.identity import Identity
 from ....criu_glue.images import written_files
 from ....criu_glue.memory.store.held_store import GENERATIONS, HeldStore
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
-from ...messages import Frozen
+from ...messages import Frozen, HeldFacts
 from ...wire import Lanes, Sender
 from ..arrival.inbox import Inbox
 from . import saved_image
@@ -194,25 +193,25 @@ class HeldCapsule:
 
     # ---- what is kept --------------------------------------------------------------------------
 
-    def describe(
-        self, number: int, placement: Placement
-    ) -> tuple[HeldNote, int, dict[bytes, int], dict[bytes, Identity]]:
-        """The note of a generation that is kept, how many bytes :meth:`forward` sends, and the
-        files on shared paths that were open for writing, by path: their sizes, and the identities
-        that are known. Raises NotFound if it is not kept here, StepFailed if it cannot be
-        read."""
+    def describe(self, number: int, placement: Placement) -> HeldFacts:
+        """What a restore needs of a generation that is kept. Raises NotFound if it is not kept
+        here, StepFailed if it cannot be read."""
         with self._lock:
             generation = self._find_kept(number)
+            note, manifest = generation.note, generation.manifest
             try:
-                noted = generation.manifest.written
-                written = written_files.shared(generation.images, placement, noted)
-                size = generation.size(self._open())
-                identities = {
-                    path: which
-                    for path, which in generation.manifest.shared.items()
-                    if path in written
-                }
-                return generation.note, size, written, identities
+                written, appended = written_files.shared(
+                    generation.images, placement, manifest.written
+                )
+                return HeldFacts(
+                    note.survey,
+                    note.facts,
+                    generation.size(self._open()),
+                    written,
+                    note.gpu,
+                    {path: which for path, which in manifest.shared.items() if path in written},
+                    sorted(appended),
+                )
             except OSError as error:
                 raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
 

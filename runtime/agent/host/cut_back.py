@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .... import units
 from ....criu_glue.files import statx
@@ -27,19 +27,24 @@ def cut_back(
     sizes: Mapping[bytes, int],
     until: float = math.inf,
     identities: Mapping[bytes, Identity] | None = None,
+    appended: Collection[bytes] = (),
 ) -> tuple[list[str], list[str]]:
     """Return two lists of texts: the files that were cut or made again, and those that have changed
     and stay as they are.
 
     ``sizes``: path → bytes at the snapshot. ``identities``: path → which file had the path then; a
-    file system may not tell. ``until``: monotonic seconds after which nothing is changed any more,
-    because a file system was slow. Raises LiveshiftError if the user's rights cannot be had.
+    file system may not tell. ``appended``: the paths of files that were open only for appending.
+    One of these that was renamed since, as logs are once they are long, stays as it is: a copy of
+    it would have all its lines twice. ``until``: monotonic seconds after which nothing is changed
+    any more, because a file system was slow. Raises LiveshiftError if the user's rights cannot be
+    had.
     """
     work = _CuttingBack(until)
 
     def all_files() -> None:
         for path, size in sorted(sizes.items()):
-            work.go_back(path, size, (identities or {}).get(path))
+            known = (identities or {}).get(path)
+            work.go_back(path, size, known, remade=path not in appended)
 
     acting_as(user, all_files)
     return work.cut, work.left
@@ -53,11 +58,15 @@ class _CuttingBack:
         self.left: list[str] = []
         self._until = until
 
-    def go_back(self, path: bytes, size: int, known: Identity | None) -> None:
-        """Give a file the size that it had. ``known``: which file it was; None if nobody knows."""
+    def go_back(self, path: bytes, size: int, known: Identity | None, *, remade: bool) -> None:
+        """Give a file the size that it had. ``known``: which file it was; None if nobody knows.
+        ``remade``: whether one that was renamed is made again."""
         name = path.decode(errors="backslashreplace")
         try:
             if known is not None and not _is_still(path, known):
+                if not remade:
+                    self.left.append(f"{name} (another file has its name since)")
+                    return
                 if self._make_again(path, name, size, known):
                     return
                 known = None  # what has the name now is all that there is

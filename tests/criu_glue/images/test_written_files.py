@@ -35,7 +35,7 @@ def image(top: Path, *entries: bytes) -> Path:
 
 
 def found(top: Path, *entries: bytes) -> dict[bytes, int]:
-    return written_files.shared(image(top, *entries), PLACEMENT, NOTED)
+    return written_files.shared(image(top, *entries), PLACEMENT, NOTED)[0]
 
 
 def test_files_that_are_open_for_writing_are_found_with_their_sizes(tmp_path: Path) -> None:
@@ -79,7 +79,10 @@ def without_size(name: bytes) -> bytes:
 
 def test_where_criu_notes_no_size_ours_counts(tmp_path: Path) -> None:
     """CRIU notes none of a file that is open only for appending."""
-    assert found(tmp_path, without_size(b"/shared/append-only")) == {b"/shared/append-only": 77}
+    name = b"/shared/append-only"
+    made = image(tmp_path, without_size(name), entry(b"/shared/log", 5))
+    sizes = {name: 77, b"/shared/log": 5}
+    assert written_files.shared(made, PLACEMENT, NOTED) == (sizes, {name})
     assert found(tmp_path, without_size(b"/shared/unknown")) == {}
 
 
@@ -88,7 +91,7 @@ def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_image_without_files_has_none(tmp_path: Path) -> None:
-    assert written_files.shared(tmp_path, PLACEMENT, NOTED) == {}
+    assert written_files.shared(tmp_path, PLACEMENT, NOTED) == ({}, set())
     assert found(tmp_path) == {}
 
 
@@ -124,5 +127,5 @@ def test_what_has_the_name_of_a_file_that_was_deleted_is_another_one(tmp_path: P
     lost = [encode([(1, number), (2, 99), (3, 2)]) for number in (8, 9)]
     data = b"".join(struct.pack("<I", len(each)) + each for each in lost)
     (made / "remap-fpath.img").write_bytes(struct.pack("<II", 0x54564319, 0x59133954) + data)
-    assert written_files.shared(made, PLACEMENT, NOTED) == {}
+    assert written_files.shared(made, PLACEMENT, NOTED) == ({}, set())
     assert written_files.carried(made, PLACEMENT) == ({b"/carried/log"}, {b"/carried/log"})

@@ -315,10 +315,15 @@ def test_files_are_cut_back_by_one_request_at_a_time(
     at_work, most = list[int](), list[int]()
 
     def cut(
-        _: object, sizes: dict[bytes, int], until: float, identities: dict[bytes, Identity]
+        _: object,
+        sizes: dict[bytes, int],
+        until: float,
+        identities: dict[bytes, Identity],
+        appended: list[bytes],
     ) -> tuple[list[str], list[str]]:
         assert 0 < until - time.monotonic() <= 60
         assert identities == {b"/shared/log": Identity(7, 5, 0o644)}
+        assert appended == [b"/shared/log"]
         at_work.append(1)
         most.append(len(at_work))
         threading.Event().wait(0.1)
@@ -326,9 +331,8 @@ def test_files_are_cut_back_by_one_request_at_a_time(
         return [os.fsdecode(path) for path in sizes], []
 
     monkeypatch.setattr(holding_handlers, "cut_back", cut)
-    order = messages.CutBack(
-        "gpt", 1000, 1000, [], {b"/shared/log": 5}, 60.0, {b"/shared/log": Identity(7, 5, 0o644)}
-    )
+    log, which = b"/shared/log", Identity(7, 5, 0o644)
+    order = messages.CutBack("gpt", 1000, 1000, [], {log: 5}, 60.0, {log: which}, [log])
 
     async def play() -> list[messages.CutBackDone]:
         return await asyncio.gather(*(scene.handlers.cut_back(order) for _ in range(3)))

@@ -135,6 +135,15 @@ def test_an_image_is_of_no_use_if_a_rank_ended_before_the_freeze(scene: Scene) -
     assert not scene.busy(), "it is closed all the same"
 
 
+def test_an_image_is_of_no_use_if_its_capsule_went_on_before_it_was_asked_to(scene: Scene) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP))
+    scene.made[0].early = True
+    with pytest.raises(StepFailed, match="gpt/1 went on by itself, perhaps before all of its job"):
+        scene.run(scene.handlers.close(CLOSE))
+    assert not scene.busy(), "it is closed all the same"
+
+
 def test_a_thaw_does_not_wait_for_the_work_under_way(scene: Scene) -> None:
     async def thaw() -> None:
         await asyncio.wait_for(scene.handlers.thaw(THAW), 5)

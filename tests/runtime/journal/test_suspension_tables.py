@@ -239,6 +239,17 @@ def test_a_job_runs_again_at_the_end_of_its_resumption(journal: Journal, path: P
     assert kinds == [RewindKind.SUSPENSION, RewindKind.RESUMPTION]
 
 
+def test_nothing_has_run_before_the_first_resumption(journal: Journal, path: Path) -> None:
+    suspension = suspended(journal)
+    first = journal.snapshots.resume("gpt", suspension.generation, ELSEWHERE, "")
+    again = journal.snapshots.suspend_again(first, "no host has room")
+    second = journal.snapshots.resume("gpt", suspension.generation, ELSEWHERE, "")
+    lost = journal.snapshots.rewind("gpt", suspension.generation, ELSEWHERE, "h1 is silent")
+    may = [Journal(path).snapshots.may_have_run(row) for row in (first, second, lost)]
+    assert may == [False, True, True]
+    assert again.kind is RewindKind.SUSPENSION
+
+
 @pytest.mark.parametrize("now", ["running", "rewinding", "ending", "ended"])
 def test_only_a_suspended_job_is_resumed(journal: Journal, path: Path, now: str) -> None:
     number = suspended(journal).generation

@@ -12,6 +12,8 @@ from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.messages import Message
+from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot.rewind import RewindEnd
 
 STEPS = (
@@ -62,6 +64,27 @@ def test_all_capsules_go_back_in_this_order() -> None:
         ("s17.1", "r4.1", "h2"),
     }
     assert [c.epoch for c in scene.job.capsules.values()] == [3, 3], "nothing was tried again"
+
+
+def test_status_can_say_how_far_it_is() -> None:
+    scene = RewindScene()
+    seen: dict[str, str] = {}
+    request, gates = scene.request, scene.open_gates
+
+    async def watched(host: str, message: Message, timeout: float) -> Message | None:
+        seen[type(message).__name__] = scene.job.rewinding
+        return await request(host, message, timeout)
+
+    async def opens(job: Job) -> str:
+        seen["gates"] = scene.job.rewinding
+        return await gates(job)
+
+    scene.request, scene.open_gates = watched, opens  # type: ignore[method-assign]
+    assert play(scene) is RewindEnd.DONE
+    assert seen["EndEarlier"] == "goes back to s17: its earlier copies end"
+    restored = "goes back to s17: its images are brought to their hosts and restored"
+    assert seen["RestoreCapsule"] == restored
+    assert seen["gates"] == "goes back to s17: its gates open"
 
 
 def test_a_host_may_get_back_what_was_dumped_there() -> None:

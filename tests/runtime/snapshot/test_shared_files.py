@@ -32,6 +32,7 @@ class Scene(RewindScene):
             "gpt/1": {LOG: 900},
         }
         self.identities: dict[str, dict[bytes, Identity]] = {"gpt/0": {}, "gpt/1": {}}
+        self.appended: dict[str, list[bytes]] = {"gpt/0": [LOG, OWN], "gpt/1": []}
         self.answer = messages.CutBackDone([], [])
         self.orders: list[tuple[str, messages.CutBack]] = []
 
@@ -45,7 +46,8 @@ class Scene(RewindScene):
         answer = await super().request(host, message, timeout)
         if isinstance(message, messages.GetHeld):
             written, which = self.written[message.capsule], self.identities[message.capsule]
-            return messages.HeldFacts(SURVEY, FACTS, 1000, written, None, which)
+            appended = self.appended[message.capsule]
+            return messages.HeldFacts(SURVEY, FACTS, 1000, written, None, which, appended)
         return answer
 
     def cut(self) -> str:
@@ -64,6 +66,7 @@ def test_the_size_when_the_last_capsule_was_dumped_counts(scene: Scene) -> None:
     ((host, order),) = scene.orders
     assert host == scene.job.capsules["gpt/0"].host
     assert order.sizes == {LOG: 1000, OWN: 5, ODD: 7}
+    assert order.appended == [OWN], "gpt/1 may write the log anywhere"
     assert 0 < order.deadline < scene.cluster.timeouts.prepare
     run = scene.job.request
     assert (order.job, order.uid, order.gid, order.groups) == ("gpt", scene.job.uid, run.gid, [])
@@ -207,3 +210,16 @@ def test_a_rewind_cuts_after_the_earlier_copies_and_before_the_images_go(
     assert scene.said.count("CutBack h0") == 1
     text = "not cut back: h0 does not answer" if fails else "/shared/log (by 2 kB)"
     assert [kind for kind, said in scene.notes if text in said] == ["rewinding"]
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_nothing_is_cut_of_a_job_that_has_not_run_since_its_snapshot(
+    scene: Scene, adopted: bool
+) -> None:
+    """It was suspended, and what has come to its log is of others. One that was saved by another
+    cluster, or by this one earlier, may have trained on since."""
+    scene.ran = False
+    if adopted:
+        scene.generation = dataclasses.replace(scene.generation, saved="s4")
+    assert asyncio.run(scene.rewind().run()) is RewindEnd.DONE
+    assert scene.said.count("CutBack h0") == adopted

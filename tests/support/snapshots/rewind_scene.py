@@ -67,6 +67,7 @@ class RewindScene:
         self.generation = Generation(17, "gpt", "step 9", 100.0, 0, owners, holders)
         new = {name: (host, 3) for name, host in HOSTS.items()}
         self.row = RewindRow(4, "gpt", 17, 1, new, ["h0", "h1"], "h1 is silent", 112.5, lost=["h1"])
+        self.ran = True
         self.up = {"h0", "h2", "h3"}
         self.own_copies: set[str] = set()  # hosts that have kept a copy of their own capsule
         self.again = ""
@@ -143,6 +144,9 @@ class RewindScene:
 
     def before(self, job: Job) -> list[str]:
         return [] if self.restoring else self.row.before
+
+    def may_have_run(self, row: RewindRow) -> bool:
+        return self.ran
 
     def begin_restoring(self, row: RewindRow) -> None:
         self._say("begin restoring")

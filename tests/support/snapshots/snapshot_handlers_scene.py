@@ -51,7 +51,7 @@ class Snapshot:
         self.snapshot, self.resident = image, resident
         self.devices, self.gpus, self.protected = devices, list(gpus), protected
         self.ordered = ordered
-        self.closed, self.digest, self.off_gpus = False, b"", False
+        self.closed, self.digest, self.off_gpus, self.early = False, b"", False, False
         self.request: SnapshotRequest | None = None
         self.interrupted = threading.Event()
         self._scene = scene

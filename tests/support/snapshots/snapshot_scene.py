@@ -98,6 +98,7 @@ class SnapshotScene(Scene):
         snapshot: Any = self.snapshot
         self.equip(snapshot)
         patch(self.snapshot._frozen.tree, "check_held", self.note("still held"))
+        patch(self.snapshot._frozen.tree, "held", lambda: True)
         self.snapshot._files._trees = []
         self.resident.still = False
 

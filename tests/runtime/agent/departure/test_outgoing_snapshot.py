@@ -242,7 +242,22 @@ def test_a_held_tree_is_thawed_when_the_time_of_the_lock_is_over(
     assert snapshots.resident.still
     snapshots.ends()
     assert snapshots.goes_on()
+    assert snapshots.snapshot.early, "others of its job may have been dumped after that"
     assert snapshots.snapshot.digest == DIGEST, "the image is whole"
+
+
+def test_a_capsule_goes_on_too_early_if_its_criu_was_killed_after_the_dump(
+    snapshots: SnapshotScene,
+) -> None:
+    """It has gone on, perhaps before others of its job were dumped."""
+    snapshots.ahead()
+    snapshots.lock(60.0)
+    snapshots.dump()
+    tree: Any = snapshots.snapshot._frozen.tree
+    tree.held = lambda: False
+    snapshots.snapshot.thaw()
+    snapshots.ends()
+    assert snapshots.snapshot.early
 
 
 def working(scene: SnapshotScene) -> tuple[threading.Event, list[object]]:

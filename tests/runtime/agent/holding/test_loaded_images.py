@@ -268,9 +268,10 @@ def test_a_number_that_cannot_be_written_is_an_error(
 
 def test_the_files_that_a_job_was_writing_are_known_without_its_capsule(holder: Holder) -> None:
     holder.hold(17, FIRST)
-    found, size, written, identities = holder.capsule.describe(17, Placement((), ()))
-    assert (found, written, identities) == (note(17), {}, {})
-    assert size > 300 * PAGE
+    found = holder.capsule.describe(17, Placement((), ()))
+    assert (found.survey, found.facts) == (note(17).survey, note(17).facts)
+    assert (found.written, found.identities, found.appended) == ({}, {}, [])
+    assert found.image_bytes > 300 * PAGE
 
 
 def test_copies_of_the_hosts_own_capsules_make_room(

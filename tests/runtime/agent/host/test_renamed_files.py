@@ -190,3 +190,15 @@ def test_a_full_disk_leaves_no_part(shared: Shared, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(renamed_files, "_copy", full)
     assert shared.back() == ([], [f"{shared.top}/tmp (No space left on device)"])
     assert shared.found() == {"step-100": HUNDRED, "tmp": NEXT}
+
+
+def test_a_log_that_was_rotated_stays_as_it_is(shared: Shared) -> None:
+    """It was open only for appending. A copy of what has another name now would have all its lines
+    twice; and what has the name now is another file, which is not cut."""
+    shared.complete()
+    shared.write("tmp", NEXT * 3)
+    before = shared.found()
+    until, which = time.monotonic() + 60, {shared.path: shared.known}
+    cut, left = cut_back(USER, {shared.path: BEGUN}, until, which, [shared.path])
+    assert (cut, left) == ([], [f"{shared.top}/tmp (another file has its name since)"])
+    assert shared.found() == before

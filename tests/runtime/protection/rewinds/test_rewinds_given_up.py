@@ -120,5 +120,5 @@ def test_a_job_of_which_a_rank_has_ended_well_is_not_rewound_again(scene: Rewind
 
     asyncio.run(play())
     assert scene.job.code == KILLED
-    assert scene.history("rewinding")[-1] == "waits: cannot be taken back: a/0 has ended"
+    assert scene.history("rewinding")[-1] == "cannot be taken back: a/0 has ended"
     assert scene.job.rewinds == 1

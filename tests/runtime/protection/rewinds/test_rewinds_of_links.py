@@ -92,7 +92,7 @@ def test_the_host_that_is_left_gives_its_copy_if_no_holder_has_the_image(
             await scene.until(
                 lambda: (
                     bool(scene.history("rewound") + scene.history("lost"))
-                    or ("waits: cannot be taken back" in str(scene.history("rewinding")))
+                    or ("cannot be taken back" in str(scene.history("rewinding")))
                 )
             )
 

@@ -67,6 +67,7 @@ def saved_without_h2(scene: SavedScene) -> None:
         async with scene.at_work():
             scene.cut("h2")
             await scene.until(lambda: not scene.fleet.is_up("h2"))
+            scene.fleet.hosts["h2"].heard = 0.0  # it has been away for long
             await scene.save()
 
     asyncio.run(play())
@@ -93,15 +94,22 @@ def test_what_lay_on_the_only_host_alone_is_dropped_once_it_is_saved(saving: Sav
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_order_takes_the_place_of_no_better_snapshot(saving: SavedScene, lost: bool) -> None:
-    """h2 keeps one, and is cordoned. If it has lost the images, there is nothing to be dropped."""
+@pytest.mark.parametrize("why", ["is tainted or cordoned", "is not up"])
+def test_an_order_takes_the_place_of_no_better_snapshot(
+    saving: SavedScene, monkeypatch: pytest.MonkeyPatch, lost: bool, why: str
+) -> None:
+    """h2 keeps one, and is cordoned or has just been restarted. If it has lost the images, there is
+    nothing to be dropped."""
     scene = saving
     into_one_rack(scene.fleet, "h0", "h1")
 
     async def play() -> None:
         async with scene.at_work():
             await scene.save()
-            scene.fleet.cordons["h2"] = "root"
+            if why == "is not up":
+                monkeypatch.setattr(scene.fleet, "is_up", lambda host: host != "h2")
+            else:
+                scene.fleet.cordons["h2"] = "root"
             if lost:
                 scene.fleet.hosts["h2"].lost = frozenset({"s2.0", "s2.1"})
                 await scene.save()
@@ -109,7 +117,7 @@ def test_an_order_takes_the_place_of_no_better_snapshot(saving: SavedScene, lost
             for dry_run in (True, False):
                 with pytest.raises(Refused) as refused:
                     order(scene, dry_run=dry_run)
-                assert "h2 is tainted or cordoned" in refused.value.message
+                assert f"h2 {why}" in refused.value.message
                 assert "have to drop s2, which protects the job" in refused.value.message
             assert scene.job.newest is not None
             assert scene.job.newest.holders == {"a/0": ["h2"], "a/1": ["h2"]}
