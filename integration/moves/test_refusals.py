@@ -384,8 +384,10 @@ def test_agent_down_at_the_source(lab: LabSession, long: Job, chain: Callable[..
     job = chain()
     lab.stop_agent("h0")
     try:
-        said = lab.refused("migrate", job.name, "--to", "h2", code=5)
-        assert re.search("h0 (stopped answering|is not connected)", said), said
+        first = lab.cli("migrate", job.name, "--to", "h2", code=None)
+        if first.code != 6:  # on a busy machine the command may begin when h0 is lost already
+            assert first.code == 5, first
+            assert re.search("h0 (stopped answering|is not connected)", first.err), first
         eventually(lambda: lab.host("h0").state == "lost", "h0 to count as lost", 15)
         said = lab.refused("migrate", job.name, code=6)
         assert f"the agent on h0, where {job.name}/0 runs, does not answer" in said
