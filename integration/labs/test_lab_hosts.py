@@ -232,9 +232,10 @@ class TestLinks:
             held = most(lab, source, destination, 4 << 20)
             assert 60e6 < held < 90e6
             assert free > 3 * held
-            assert most(lab, "h1", "h2", 32 << 20) > free / 4
+            # How much more depends on what the machine does besides.
+            assert most(lab, "h1", "h2", 32 << 20) > 3 * held
         labs.link(lab, "h0", rate="none")
-        assert most(lab, "h0", "h1", 32 << 20) > free / 4
+        assert most(lab, "h0", "h1", 32 << 20) > 3 * held
 
     def test_loss_holds_in_both_directions(self, lab: Lab) -> None:
         assert arrived(lab, "h0", "h1", 2000) == 2000
