@@ -32,9 +32,10 @@ def shared(
     """Those on shared paths that are open for writing, path → bytes; and which of them are open
     only for appending. Devices and pipes with a name are among the first.
 
-    CRIU notes no size of a file that is open only for appending, as logs are (criu: files-reg.c,
-    should_check_size). ``noted`` has the sizes of those. A file of which neither says a size is
-    left out. Raises StepFailed if the image is damaged."""
+    CRIU notes no size of a file that is open only for appending, as logs are (source: CRIU's
+    files-reg.c, should_check_size). ``noted`` gives the sizes of such files. The result
+    lacks a file if neither CRIU nor ``noted`` gives its size. Raises StepFailed if the image is
+    damaged."""
     sizes, appended = dict[bytes, int](), set[bytes]()
     for name, entry in _files(images, placement, PathKind.SHARED):
         if not _writes(entry):

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from fault_matrix.held import Held
 from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, OVER, Job, Seen
-from outside_server import OUTSIDE
 from reference_runs import References
 from whereabouts import where
 
@@ -49,13 +47,6 @@ def held(place: Path) -> Iterator[Held]:
 @pytest.fixture(scope="module")
 def lab(held: Held, new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "4", "--local", "/scratch")
-
-
-@pytest.fixture(scope="module")
-def free_lab(held: Held, new_lab: NewLab) -> LabSession:
-    """Another one, with a spare for a job of two. A signal waits as long as ``grace`` for a capsule
-    that is frozen."""
-    return new_lab("--hosts", "3", "--timeouts", "grace=60")
 
 
 @pytest.fixture(scope="module")
@@ -211,16 +202,6 @@ for step in range(10**6):
 """
 FROZEN = "source.dumped"
 
-HEARS_WHEN = """
-import os, signal, sys, time
-rank = os.environ["RANK"]
-def hear(*_):
-    with open(f"{sys.argv[1]}/heard{rank}", "x") as file: file.write(str(time.time()))
-signal.signal(signal.SIGUSR1, hear)
-open(f"{sys.argv[1]}/ready{rank}", "x").close()
-while True: time.sleep(0.02)
-"""
-
 
 @pytest.mark.parametrize("point", [pytest.param(EARLY, marks=pytest.mark.long), FROZEN])
 def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_to_run(
@@ -244,27 +225,6 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
     assert numbers == list(range(len(numbers)))
     if point == FROZEN:
         assert job.migrations()[-1].state == "done"
-
-
-@pytest.mark.parametrize("frozen", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, frozen: int) -> None:
-    """The rank that trains on does not hear it before the frozen one can."""
-    lab, place = free_lab, free_lab.place / f"heard-{frozen}"
-    place.mkdir()
-    job = lab.start(f"all-{frozen}", ("python", "-c", HEARS_WHEN, str(place)), nnodes=2)
-    eventually(lambda: len(list(place.glob("ready*"))) == 2, "both ranks to run")
-    with held_at(held, FROZEN, job, capsule=frozen) as go_on, Client(lab.lab.socket) as client:
-        client.request(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
-        assert lab.status().moving, "the move is held still"
-        assert not list(place.glob("heard*")), "one of them cannot take it yet"
-        released = time.time()
-        code, said = go_on()
-    assert code == 0, said
-    eventually(lambda: len(list(place.glob("heard*"))) == 2, "both to hear it")
-    times = [float((place / f"heard{rank}").read_text()) for rank in (0, 1)]
-    assert min(times) > released, "the other one did not hear it before"
-    assert job.migrations()[-1].state == "done"
-    lab.cli("stop", job.name)
 
 
 ENDS = [
@@ -413,44 +373,6 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
     long_job.assert_begins_like_never_moved(references)
-
-
-REACHES = """
-import os, socket, sys, time
-print("runs", flush=True)
-while not os.path.exists(sys.argv[2]): time.sleep(0.02)
-held = socket.create_connection((sys.argv[1], 7777))
-while True: time.sleep(0.1)
-"""
-
-
-@pytest.mark.long
-def test_a_connection_that_is_opened_after_the_survey_is_told(
-    free_lab: LabSession, held: Held
-) -> None:
-    machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
-    server = subprocess.Popen(
-        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        job = free_lab.start("late", (sys.executable, "-c", REACHES, machine.address, str(go)))
-        eventually(lambda: "runs" in job.output(), "the job to run")
-        with held_at(held, "orchestrator.prepared", job) as go_on:
-            go.touch()
-            assert server.stdout.readline() == "met\n"
-            code, said = go_on()
-        assert code == 0, said
-        told = [event.text for event in free_lab.history(job.name) if "breaks" in event.text]
-        (words,) = told
-        assert words.startswith(
-            f"breaks a new connection to outside the cluster: {machine.address}:7777, of process"
-        )
-        free_lab.cli("stop", job.name)
 
 
 def test_a_destination_that_cannot_restore_passes_the_image_on(lab: LabSession, held: Held) -> None:

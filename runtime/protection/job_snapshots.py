@@ -136,8 +136,8 @@ class JobSnapshots:
         If no host outside the job can hold it, its own hosts do. Hosts may be away for a moment,
         and all memory has to go to a new holder. So that must last for a while, unless the snapshot
         is ``ordered``. A host that has refused an image, did not answer or damaged one comes last:
-        it may do better by now. So does one that a job has left because of its links. ``alone``:
-        where nobody else can, a capsule's own host may hold its image alone.
+        it may do better by now. So does one that a job has left because of its links. If ``alone``,
+        a capsule's own host may hold its image alone where no other host can hold it.
         """
         search, now = self._search(job), time.monotonic()
         find = self._finder(job)

@@ -18,8 +18,8 @@ from ..snapshot.protection_notes import offer
 
 class RewindPlans:
     """The plans for all jobs. The class implements FencingContext too, because the fencing asks the
-    same questions before it switches a host off. ``gone``: the numbers of the snapshots of which an
-    image is gone."""
+    same questions before it switches a host off. ``gone`` has the numbers of the snapshots that
+    have lost an image."""
 
     def __init__(self, fleet: Fleet, agents: Agents, lookout: Lookout) -> None:
         self.cluster = fleet.cluster

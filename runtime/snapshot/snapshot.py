@@ -15,9 +15,9 @@ the gates, and keep the snapshot before this one. The snapshot counts only after
 which comes when each holder has compared the pages with its source.
 
 The last snapshot before a suspension thaws nothing before that write either. The write then also
-says that the job is suspended, and whoever made it ends the frozen capsules. So no step is trained,
-and no line is printed, that the resumed job repeats. If the time for the pause is over before the
-write, sources thaw as ever, and the job is not suspended.
+says that the job is suspended, and the orchestrator ends the frozen capsules. So the job trains no
+step and prints no line that it repeats once it is resumed. If the time for the pause is over before
+the write, sources thaw as ever, and the job is not suspended.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ class _CuttingBack:
         self._until = until
 
     def go_back(self, path: bytes, size: int, known: Identity | None, *, remade: bool) -> None:
-        """Give a file the size that it had. ``known``: which file it was; None if nobody knows.
-        ``remade``: whether one that was renamed is made again."""
+        """Give a file the size that it had. ``known`` identifies the file that had the path; it is
+        None if its file system does not tell. If ``remade``, a file that was renamed is made
+        again."""
         name = path.decode(errors="backslashreplace")
         try:
             if known is not None and not _is_still(path, known):

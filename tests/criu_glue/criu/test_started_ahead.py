@@ -74,7 +74,9 @@ def test_what_is_given_up_before_the_dump_leaves_nothing(
         frozen.thaw()
         assert not frozen._criu.alive()
         assert frozen._criu._process is not None
-        assert frozen._criu._process.returncode > 0, "it was not killed, so nobody adopted its hook"
+        assert frozen._criu._process.returncode > 0, (
+            "CRIU was not killed, so process 1 did not adopt its hook"
+        )
         until(lambda: not any(map(running, hooks)))
     assert goes_on(here)
     frozen.thaw()  # may be said again
