@@ -42,10 +42,11 @@ def shared(
             continue
         if _SIZE in entry:
             sizes[name] = entry.long(_SIZE)
+            appended.discard(name)  # a file may be open twice
         elif name in noted and name not in sizes:
             sizes[name] = noted[name]
             appended.add(name)
-    return sizes, appended & sizes.keys()
+    return sizes, appended
 
 
 def carried(images: Path, placement: Placement) -> tuple[set[bytes], set[bytes]]:

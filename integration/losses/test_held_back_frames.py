@@ -5,20 +5,18 @@ They reach none of its sockets, though addresses, ports and sequence numbers fit
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Thread
 
 import pytest
+from frames import counted
 from lab_session import LONG, LabSession, NewLab, eventually
-from moving_job import Job
-from protected_job import wait_protected, wait_rewound
+from protected_job import kill_rank, wait_protected, wait_rewound
 from reference_runs import References
 from three_hosts import inside
 
@@ -35,13 +33,6 @@ table netdev held {{
   chain arriving {{
     type filter hook ingress device eth0 priority 0;
     udp dport {port} @th,96,24 {vni} drop
-  }}
-}}
-table ip seen {{
-  counter late {{ }}
-  chain arriving {{
-    type filter hook input priority -400;
-    udp dport {port} @th,96,24 {vni} counter name late
   }}
 }}
 """
@@ -82,8 +73,8 @@ class HeldBack:
             if port == VXLAN_PORT and int.from_bytes(id_) == self._vni:
                 self.payloads.append(datagram[8:])
 
-    def deliver(self, lab: LabSession, sender: str) -> int:
-        """Let all of them go on to the host, in their order; return how many have come there."""
+    def deliver(self, lab: LabSession, sender: str) -> None:
+        """Let all of them go on to the host, in their order."""
         self.close()
         nft(self._netns, "delete", "table", "netdev", "held")
         with inside(lab.lab.machine(sender).netns):
@@ -92,8 +83,6 @@ class HeldBack:
             for payload in self.payloads:
                 line.sendto(payload, (self._address, VXLAN_PORT))
                 time.sleep(0.001)  # so that no queue on the way overflows
-        shown = nft(self._netns, "-j", "list", "counter", "ip", "seen", "late")
-        return int(json.loads(shown)["nftables"][1]["counter"]["packets"])
 
     def close(self) -> None:
         self._over = True
@@ -101,10 +90,19 @@ class HeldBack:
         self._tap.close()
 
 
-def nft(netns: str, *words: str, rules: str = "") -> str:
+class LabHosts:
+    """The hosts of a lab as frames.counted wants them."""
+
+    def __init__(self, lab: LabSession) -> None:
+        self._lab = lab
+
+    def on(self, host: str) -> AbstractContextManager[None]:
+        return inside(self._lab.lab.machine(host).netns)
+
+
+def nft(netns: str, *words: str, rules: str = "") -> None:
     command = ["ip", "netns", "exec", netns, "nft", *words]
-    done = subprocess.run(command, input=rules, check=True, capture_output=True, text=True)
-    return done.stdout
+    subprocess.run(command, input=rules, check=True, capture_output=True, text=True)
 
 
 def wire_id(lab: LabSession, host: str) -> int:
@@ -126,11 +124,6 @@ def held_back(lab: LabSession, host: str) -> Iterator[HeldBack]:
         frames.close()
 
 
-def kill_rank(job: Job, rank: int) -> None:
-    for pid in job.seen(rank).tasks.values():
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_frames_that_a_link_has_held_back_reach_no_socket_of_the_time_after_a_rewind(
     lab: LabSession, references: References
 ) -> None:
@@ -146,6 +139,8 @@ def test_frames_that_a_link_has_held_back_reach_no_socket_of_the_time_after_a_re
         wait_rewound(job, 1)
         assert wire_id(lab, receiver) == before + STRIDE
         time.sleep(max(0.0, began + HELD_S - time.monotonic()))
-        assert frames.deliver(lab, sender) == len(frames.payloads)
+        with counted(LabHosts(lab), receiver, f"@th,96,24 {before}") as arrived:
+            frames.deliver(lab, sender)
+            assert arrived() == len(frames.payloads)
     job.go_on(20)
     job.assert_begins_like_never_moved(references)

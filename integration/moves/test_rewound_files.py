@@ -6,16 +6,14 @@ capsules append has each line once."""
 from __future__ import annotations
 
 import os
-import signal
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from lab_session import JOBS, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
-from protected_job import events, wait_protected, wait_rewound
+from protected_job import events, kill_rank, wait_protected, wait_rewound
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -56,11 +54,6 @@ def lines(lab: LabSession, host: str) -> int:
     steps = [int(line.split()[1]) for line in text.splitlines() if line.count(" ") == 3]
     assert steps == list(range(1, len(steps) + 1))
     return len(steps)
-
-
-def kill_rank(job: Job, rank: int) -> None:
-    (pid,) = set(job.seen(rank).tasks.values())
-    psutil.Process(pid).send_signal(signal.SIGKILL)
 
 
 def places(job: Job) -> list[str]:

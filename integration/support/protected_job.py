@@ -5,6 +5,8 @@ lost nothing."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import suppress
 from functools import partial
 
@@ -16,6 +18,12 @@ from liveshift.runtime.messages import Event
 
 def events(job: Job, kind: str) -> list[Event]:
     return [event for event in job.session.history(job.name) if event.kind == kind]
+
+
+def kill_rank(job: Job, rank: int) -> None:
+    """End the only process of a rank by SIGKILL."""
+    (pid,) = set(job.seen(rank).tasks.values())
+    os.kill(pid, signal.SIGKILL)
 
 
 def wait_protected(job: Job) -> None:

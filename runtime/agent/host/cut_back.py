@@ -34,8 +34,9 @@ def cut_back(
 
     ``sizes``: path → bytes at the snapshot. ``identities``: path → which file had the path then; a
     file system may not tell. ``appended``: the paths of files that were open only for appending.
-    One of these that was renamed since, as logs are once they are long, stays as it is: a copy of
-    it would have all its lines twice. ``until``: monotonic seconds after which nothing is changed
+    If one of these was renamed since, as logs are once they are long, or if nobody knows which file
+    it was, what has its name stays as it is: that may be another file, and a copy of the renamed
+    one would have all its lines twice. ``until``: monotonic seconds after which nothing is changed
     any more, because a file system was slow. Raises LiveshiftError if the user's rights cannot be
     had.
     """
@@ -64,10 +65,11 @@ class _CuttingBack:
         again."""
         name = path.decode(errors="backslashreplace")
         try:
+            if not remade and (known is None or not _is_still(path, known)):
+                if os.stat(path, follow_symlinks=False).st_size != size:
+                    self.left.append(f"{name} (another file may have its name since)")
+                return
             if known is not None and not _is_still(path, known):
-                if not remade:
-                    self.left.append(f"{name} (another file has its name since)")
-                    return
                 if self._make_again(path, name, size, known):
                     return
                 known = None  # what has the name now is all that there is

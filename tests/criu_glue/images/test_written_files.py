@@ -84,6 +84,10 @@ def test_where_criu_notes_no_size_ours_counts(tmp_path: Path) -> None:
     sizes = {name: 77, b"/shared/log": 5}
     assert written_files.shared(made, PLACEMENT, NOTED) == (sizes, {name})
     assert found(tmp_path, without_size(b"/shared/unknown")) == {}
+    twice = without_size(name), entry(name, 80)
+    for entries in (twice, twice[::-1]):
+        made = image(tmp_path, *entries)
+        assert written_files.shared(made, PLACEMENT, NOTED) == ({name: 80}, set())
 
 
 def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:

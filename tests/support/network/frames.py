@@ -8,8 +8,8 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
@@ -64,8 +64,14 @@ def say(netns: str, words: bytes, to: str, times: int = 1, port: int = 6000) -> 
             line.sendto(words, (to, port))
 
 
+class Hosts(Protocol):
+    """Network namespaces of hosts."""
+
+    def on(self, host: str) -> AbstractContextManager[None]: ...
+
+
 @contextmanager
-def counted(net: Net, host: str, what: str) -> Iterator[Callable[[], int]]:
+def counted(net: Hosts, host: str, what: str) -> Iterator[Callable[[], int]]:
     """Counts the VXLAN frames that come in at a host, before any fence looks at them."""
     with net.on(host):
         nft(f"""
