@@ -79,40 +79,52 @@ class _Play:
     def _come_to_the_point(self) -> str:
         """Ask for the migration and wait until a daemon is held. Returns why that cannot be, if the
         machine was too busy, else ""."""
-        self.scene.held.arm(self.cell.point)
-        self.scene.migrate()
+        self.scene.held.arm(self.cell.held_at)
+        self.scene.migrate(self.cell.order)
         missed = ""
 
         def held() -> bool:
             nonlocal missed
-            if self.scene.held.reached(self.cell.point):
+            if self.scene.held.reached(self.cell.held_at):
                 return True
             if self.scene.is_over():
                 error = str(self.scene.row().error)
-                text = f"{self.cell.point} was not reached: {error}"
+                text = f"{self.cell.held_at} was not reached: {error}"
                 if any(words in error for words in TOO_BUSY):
                     missed = text
                     return True
                 # The source of the cell before has yet to hear that it may forget that migration.
                 assert "is held by" in error, text
-                self.scene.migrate()
+                self.scene.migrate(self.cell.order)
             return False
 
-        eventually(held, f"{self.cell.point} to be reached", 30)
+        eventually(held, f"{self.cell.held_at} to be reached", 30)
+        if not missed:
+            self._assert_as_asked()
         return missed
+
+    def _assert_as_asked(self) -> None:
+        """Memory goes in the way that the cell forces, or in haste where it has a deadline."""
+        order, predicted = self.cell.order, self.scene.row().predicted
+        if order.within:
+            needs = predicted.needs_s if predicted is not None else None
+            assert needs is not None, f"{order.within} s are time enough: nothing is forced"
+        elif order.way:
+            how = predicted.how if predicted is not None else "in an unknown way"
+            assert how == order.way, f"memory goes {how}, not {order.way}"
 
     def _harm(self, watcher: Watcher) -> None:
         """Do the harm while a daemon is held at the point, then let that go on."""
         scene, cell = self.scene, self.cell
         if cell.expected == ENDED:
             watcher.may_vanish()
-        watcher.mark(f"held at {cell.point}")
-        if cell.point in table.DEAF:
+        watcher.mark(f"held at {cell.held_at}")
+        if cell.held_at in table.DEAF:
             opened = watcher.open_networks()
-            assert opened == [], f"the capsule's network is open at {cell.point}: {opened}"
+            assert opened == [], f"the capsule's network is open at {cell.held_at}: {opened}"
         with cell.harm(scene):
-            watcher.mark(f"{cell.fault}; {cell.point} goes on")
-            scene.held.release(cell.point)
+            watcher.mark(f"{cell.fault}; {cell.held_at} goes on")
+            scene.held.release(cell.held_at)
         watcher.mark("healed")
 
     # ---- until all has come to rest ----

@@ -7,6 +7,7 @@ Rank 0 stays on h0; rank 1, the capsule of all cells, goes to and fro between h1
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from reference_runs import References
@@ -19,6 +20,18 @@ from .stage import HARMED, Stage
 
 HOSTS = ("h1", "h2")
 """Between which the capsule is moved."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the move of a cell is asked for. ``way``: as in messages.Migrate; empty: the lab's way,
+    which is rounds. ``within``: its deadline in seconds; 0: none."""
+
+    way: str = ""
+    within: float = 0.0
+
+
+USUAL = Order()
 
 
 class Scene(Stage):
@@ -52,9 +65,16 @@ class Scene(Stage):
 
     # ---- what people ask ----
 
-    def migrate(self) -> None:
+    def migrate(self, order: Order) -> None:
         """Ask for the migration of the cell; it has begun when this returns."""
-        ask = Migrate(self.capsule, self.destination, "a cell", dry_run=False)
+        ask = Migrate(
+            self.capsule,
+            self.destination,
+            "a cell",
+            dry_run=False,
+            way=order.way,
+            within=order.within,
+        )
         with Client(self.lab.socket) as client:
             self.migration = client.get(Named, ask).name
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from . import faults, snapshot_harms
 from .faults import Fault, orchestrator
 from .snapshot_scene import SnapshotScene, holder, owner
-from .table import EITHER
+from .table import EITHER, picked
 
 TABLE = "snapshots"
 TRAINED_ON, REWOUND, RESUMED, LOST = "trained on", "rewound", "resumed", "lost"
@@ -161,13 +160,7 @@ class SnapshotCell:
 
 def cells(wanted: str = "", short: bool = False) -> list[SnapshotCell]:
     """As table.cells; ``short``: those that CI plays."""
-    patterns = [f"*{word}*" for word in wanted.split(",") if word]
-    return [
-        cell
-        for cell in _all()
-        if (cell.short or not short)
-        and (not patterns or any(fnmatchcase(cell.name, p) for p in patterns))
-    ]
+    return picked(_all(), wanted, short)
 
 
 def _all() -> Iterator[SnapshotCell]:

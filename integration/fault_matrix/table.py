@@ -10,15 +10,17 @@ A capital letter, or * before a number, is a cell of the short form too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from liveshift.runtime.daemon.faultpoints import POINTS
 
 from . import faults, memory
 from .faults import Fault, orchestrator
-from .scene import Scene, destination, source
+from .scene import USUAL, Order, Scene, destination, source
+from .verdict import AnyCell
 
 TABLE = "moves"
 STAYED, MOVED, ENDED, EITHER = "stayed", "moved", "ended", "either"
@@ -98,19 +100,28 @@ REASONS: dict[str, str] = {
 """Why a cell may come to either end, by its number in the grid."""
 
 
+SomeCell = TypeVar("SomeCell", bound=AnyCell)
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One pair; ``expected`` is STAYED, MOVED, ENDED, or EITHER for ``reason``."""
+    """One pair; ``expected`` is STAYED, MOVED, ENDED, or EITHER for ``reason``. ``held_at``: the
+    fault point at which a daemon is held."""
 
-    point: str
+    held_at: str
     fault: str
     expected: str
     reason: str
     short: bool
+    order: Order = USUAL
 
     @property
     def table(self) -> str:
         return TABLE
+
+    @property
+    def point(self) -> str:
+        return self.held_at
 
     @property
     def name(self) -> str:
@@ -126,10 +137,15 @@ def cells(wanted: str = "", short: bool = False) -> list[Cell]:
 
     ``wanted`` is a list such as "source.*/dump-killed,power-lost".
     """
+    return picked(_all(), wanted, short)
+
+
+def picked(every: Iterable[SomeCell], wanted: str, short: bool) -> list[SomeCell]:
+    """Those of a table's cells that are asked for; as cells()."""
     patterns = [f"*{word}*" for word in wanted.split(",") if word]
     return [
         cell
-        for cell in _all()
+        for cell in every
         if (cell.short or not short)
         and (not patterns or any(fnmatchcase(cell.name, p) for p in patterns))
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two tables of the matrix, as the program plays and shows them."""
+"""The tables of the matrix, as the program plays and shows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reference_runs import References
 
 from liveshift.runtime.daemon.faultpoints import POINTS
 
-from . import cell, snapshot_cell, snapshot_table, table
+from . import cell, forced_ways, snapshot_cell, snapshot_table, table
 from .scene import Scene
 from .snapshot_scene import SnapshotScene
 from .verdict import AnyCell, Verdict
@@ -32,11 +32,15 @@ class Look:
     signs: dict[str, tuple[str, str]]
 
 
+_OF_MOVES = {
+    table.MOVED: ("→", "green"),
+    table.STAYED: ("=", "cyan"),
+    table.ENDED: ("†", "yellow"),
+}
+
 LOOKS = {
-    table.TABLE: Look(
-        POINTS,
-        {table.MOVED: ("→", "green"), table.STAYED: ("=", "cyan"), table.ENDED: ("†", "yellow")},
-    ),
+    table.TABLE: Look(POINTS, _OF_MOVES),
+    forced_ways.TABLE: Look(forced_ways.POINTS, _OF_MOVES),
     snapshot_table.TABLE: Look(
         snapshot_table.POINTS,
         {
@@ -50,21 +54,21 @@ LOOKS = {
 
 
 def all_cells(wanted: str, short: bool) -> list[AnyCell]:
-    """The cells of both tables; as table.cells."""
-    return [*table.cells(wanted, short), *snapshot_table.cells(wanted, short)]
+    """The cells of all tables; as table.cells."""
+    return [*_of_moves(wanted, short), *snapshot_table.cells(wanted, short)]
 
 
 @contextmanager
 def playing(
     wanted: str, short: bool, place: Path, references: References, stall_s: float
 ) -> Iterator[Iterator[OnScene]]:
-    """Give the same cells, each to be played before the next one is asked for. A table has a lab of
-    its own, which is gone when the table is."""
+    """Give the same cells, each to be played before the next one is asked for. Moves have a lab of
+    their own, which is gone when snapshots begin; so have these."""
     moves = Scene(place, references, stall_s)
     snapshots = SnapshotScene(place, references, stall_s)
 
     def every() -> Iterator[OnScene]:
-        for each in table.cells(wanted, short):
+        for each in _of_moves(wanted, short):
             yield each, table.unavailable(each), partial(cell.play, each, moves)
         moves.strike()
         for other in snapshot_table.cells(wanted, short):
@@ -75,3 +79,7 @@ def playing(
     finally:
         moves.strike()
         snapshots.strike()
+
+
+def _of_moves(wanted: str, short: bool) -> list[table.Cell]:
+    return [*table.cells(wanted, short), *forced_ways.cells(wanted, short)]

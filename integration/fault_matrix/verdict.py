@@ -23,8 +23,8 @@ LONGEST_GAP_S = HEARTBEAT_S / 2
 
 
 class AnyCell(Protocol):
-    """A cell of any table. ``table``: the name of the table. ``expected``: what it must come to, or
-    EITHER for ``reason``."""
+    """A cell of any table. ``table``: the name of the table. ``point``: its column. ``expected``:
+    what it must come to, or EITHER for ``reason``. ``short``: it belongs to the short form."""
 
     @property
     def table(self) -> str: ...
@@ -38,6 +38,8 @@ class AnyCell(Protocol):
     def expected(self) -> str: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def short(self) -> bool: ...
 
 
 @dataclass

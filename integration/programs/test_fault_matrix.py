@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the matrix's table of moves (`make fault-matrix` plays both tables as a whole),
-and its watcher. `test_snapshot_harms.py` plays the table of snapshots.
+"""The short form of the matrix's tables of moves and of forced ways (`make fault-matrix` plays all
+tables as a whole), and their watcher. `test_snapshot_harms.py` plays the table of snapshots.
 
 The short form meets every fault and every point at least once. `make test` plays EACH_TIME of it,
 `make test-long` the rest.
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 from fault_matrix import cell as playing
-from fault_matrix import held, table, verdict
+from fault_matrix import forced_ways, held, table, verdict
 from fault_matrix.cell import play
 from fault_matrix.scene import Scene
 from fault_matrix.table import Cell
@@ -46,8 +46,10 @@ EACH_TIME = {
     "source.locked/out-of-memory",
     "source.dumped/bits-flipped",
     "destination.granted/destination-agent-stalled",
+    "stop:source.dumped/bits-flipped",
 }
-"""Each kind of harm once, where most depends on what is done about it."""
+"""Each kind of harm once, where most depends on what is done about it; and one where all memory
+goes while the job is paused."""
 
 STALL_S = 4.0
 """Longer than the lab's hosts are waited for; the full matrix stalls daemons for 30 s."""
@@ -61,11 +63,22 @@ def test_the_table_is_large_and_its_short_form_meets_everything() -> None:
         assert {cell.point for cell in cells} == set(POINTS)
         assert {cell.fault for cell in cells} == set(table.FAULTS)
     assert all(cell.reason for cell in whole if cell.expected == table.EITHER)
-    assert {cell.name for cell in short} > EACH_TIME
+    forced = forced_ways.cells(short=True)
+    assert {cell.name for cell in [*short, *forced]} > EACH_TIME
+
+
+def test_ways_are_forced_at_each_point_and_change_no_outcome() -> None:
+    usual = {(cell.held_at, cell.fault): cell.expected for cell in table.cells()}
+    whole = forced_ways.cells()
+    assert len(whole) >= 100
+    assert {cell.point for cell in whole} == set(forced_ways.POINTS)
+    assert {cell.fault for cell in whole} == set(forced_ways.FAULTS)
+    assert all(cell.expected == usual[cell.held_at, cell.fault] for cell in whole)
+    assert {cell.name for cell in forced_ways.cells(short=True)} == forced_ways.SHORT
 
 
 def short_form() -> Iterator[Any]:
-    for cell in table.cells(short=True):
+    for cell in [*table.cells(short=True), *forced_ways.cells(short=True)]:
         marks = () if cell.name in EACH_TIME else (pytest.mark.long,)
         yield pytest.param(cell, marks=marks, id=cell.name)
 
@@ -115,7 +128,7 @@ def coming_to_the_point(error: str) -> str:
     held_ = SimpleNamespace(arm=lambda _: None, reached=lambda _: False)
     scene = SimpleNamespace(
         held=held_,
-        migrate=lambda: None,
+        migrate=lambda _: None,
         is_over=lambda: True,
         row=lambda: SimpleNamespace(error=error),
     )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores that nobody uses, by the real /proc, beside a busy loop."""
+"""Cores that nobody uses, by the real /proc, beside a busy loop; and by a /proc/pressure/cpu made
+here."""
 
 from __future__ import annotations
 
@@ -9,8 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
 
 from liveshift.cores import usable
+from liveshift.runtime.agent.host import idle_cores
 from liveshift.runtime.agent.host.idle_cores import IdleCores
 from liveshift.runtime.agent.host.reading_cost import ReadingCost
 
@@ -57,3 +64,27 @@ def test_the_first_look_waits_for_one_that_tells() -> None:
     found = IdleCores().cores()
     assert time.monotonic() - began >= 0.2
     assert 0 <= found.idle <= found.usable
+
+
+@pytest.mark.parametrize(("waited", "idle"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0), (None, 1.0)])
+def test_idle_time_while_a_task_waits_for_a_core_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waited: float | None, idle: float
+) -> None:
+    """One core is idle all the time, and for a share of that time, ``waited``, some task waits.
+    None: a kernel without PSI."""
+    pressure = tmp_path / "cpu"
+    some = "some avg10=3.00 avg60=2.00 avg300=1.00 total={}\nfull avg10=0.00 total=0\n"
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if waited is not None:  # microseconds
+            pressure.write_text(some.format(round(now * waited * 1e6)))
+
+    sleep(0)
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(idle_cores, "time", clock)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(idle=now))
+    monkeypatch.setattr(idle_cores, "PRESSURE", pressure)
+    assert IdleCores().cores().idle == pytest.approx(min(idle, usable()), abs=0.001)
