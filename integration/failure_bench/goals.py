@@ -66,16 +66,15 @@ def of_case(result: Result, cores: int) -> Iterable[Goal]:
 
 
 def _steady(name: str, cost: float) -> Goal:
-    """``cost``: seconds of training that one snapshot takes. The interval is what
-    ``snapshots.every = "auto"`` chooses for it: the best one (Young and Daly), or a longer one if
-    that would take more than COST per cent of the speed."""
-    every = interval(SnapshotCost(cost), FAILURE_S, COST / 100, 0.0)
+    """``cost``: seconds of training that one snapshot takes. It is judged at the interval that
+    loses least (Young and Daly). Where that would take more than COST per cent of the speed,
+    ``snapshots.every = "auto"`` chooses a longer one, and more is repeated after a failure."""
     best = interval(SnapshotCost(cost), FAILURE_S, 1.0, 0.0)
-    share, words = round(100 * cost / every, 6), ""
-    if every > best:
-        words = f"{cost:.2f} s for a snapshot every {every:.0f} s; {best:.0f} s would lose least"
-    name = f"{name}, of the speed"
-    return Goal(name, f"≤ {COST:g} %", f"{share:.2f} %", share <= COST, words)
+    chosen = interval(SnapshotCost(cost), FAILURE_S, COST / 100, 0.0)
+    words = f"a snapshot takes {cost:.2f} s, every {best:.0f} s"
+    if chosen > best:
+        words += f"; auto takes one every {chosen:.0f} s instead"
+    return at_most(f"{name}, of the speed", 100 * cost / best, COST, " %", words)
 
 
 def _where(result: Result) -> str:

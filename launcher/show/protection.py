@@ -89,6 +89,8 @@ def _failure(row: ProtectionRow) -> str:
         f"if a host failed now: {render.clock(age + rewind)} lost, of which {render.clock(age)} are"
         f" trained again, and {render.clock(rewind)} pass until the job runs ({how})"
     )
+    if row.would_wait:
+        text += ", unless it has to wait"
     if not row.in_place:
         return text
     text += f"; {_names(row.in_place)} would go back in place where the host lives"

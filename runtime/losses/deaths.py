@@ -67,19 +67,19 @@ def own_fault(
     hour; lost hosts and persons do not count. ``age``: how many seconds ago a rewind was written.
     """
     deaths = [row for row in earlier if row.died]
-    before = deaths[-1].died.get(end.capsule) if deaths else None
-    if before is not None:
-        # Collectives are counted in memory, so a rewind takes the count back as well.
-        if before and before == end.collectives:
-            return (
-                f"{words(end)} twice in a row after collective {before}: the job does that by"
-                " itself, and is not taken back again"
-            )
-        if not (before and end.collectives) and deaths[-1].generation == newest:
-            return (
-                f"{words(end)} twice in a row within one interval, before a snapshot later than"
-                f" s{newest}: the job does that by itself, and is not taken back again"
-            )
+    before = deaths[-1].died if deaths else {}
+    # Collectives are counted in memory, so a rewind takes the count back as well. Ranks that take
+    # part in the same collectives have the same count, and any of them may be the first to end.
+    if same := [name for name, count in before.items() if count and count == end.collectives]:
+        at = f"after collective {end.collectives}"
+        twice = f"twice in a row {at}" if end.capsule in same else f"{at}, as {same[0]} was before"
+        return f"{words(end)} {twice}: the job does that by itself, and is not taken back again"
+    mine = before.get(end.capsule)
+    if mine is not None and not (mine and end.collectives) and deaths[-1].generation == newest:
+        return (
+            f"{words(end)} twice in a row within one interval, before a snapshot later than"
+            f" s{newest}: the job does that by itself, and is not taken back again"
+        )
     recent = sum(age(row) < HOUR_S for row in deaths)
     if recent >= most:
         return (

@@ -133,7 +133,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     those seconds, and ``age``, which is trained again. ``in_place``: the capsules that a rewind
     restores where they are, if their hosts live; ``sent``: those of them whose image comes from its
     holder, as their own host keeps no copy. ``would_wait``: which host's death would leave the
-    job waiting until a slot is free, as text; else empty. ``directory``: where the images of a
+    job waiting, and for what, as text; else empty. ``directory``: where the images of a
     suspended job are saved; else empty. All these are only set with ``newest``.
 
     ``rewound_to``: the time of the boundary to which the job's last rewind led, in seconds since

@@ -209,7 +209,10 @@ class Protection:
         hosts = ", ".join(holders_of(job))
         text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
         # An interval that was chosen changes a little with each snapshot.
-        state.notes.protected(text, hosts if job.snapshots_auto(cluster) else text)
+        key = hosts if job.snapshots_auto(cluster) else text
+        if waits := protection_row.waits_if_alone(job, cluster):
+            text, key = f"{text}; {waits}", f"{key}; {waits}"
+        state.notes.protected(text, key)
 
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float

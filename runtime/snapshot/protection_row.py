@@ -84,7 +84,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
         failure_s=age + rewind_s,
         in_place=in_place,
         sent=sent,
-        would_wait=_would_wait(job, newest, near),
+        would_wait=waits_if_alone(job, cluster) or _would_wait(job, newest, near),
         silent=job.silent,
         rewinding=job.rewinding,
         takes_s=job.snapshot_cost.takes_s if job.snapshot_cost else 0.0,
@@ -190,6 +190,20 @@ def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[s
     if isinstance(plan, str):
         return []
     return [name for name, place in plan.items() if place.host == owners[name]]
+
+
+def waits_if_alone(job: Job, cluster: Cluster) -> str:
+    """Why the death of the only host that runs the job would leave it waiting, as text; "" if the
+    job runs on several, or a command can switch that one off (losses/fencing.py)."""
+    hosts = {c.host for c in job.capsules.values() if c.code is None}
+    if len(hosts) != 1 or cluster.snapshots.fence:
+        return ""
+    (host,) = hosts
+    return (
+        f"if {host} died, the job would wait for `liveshift rewind {job.name} --lost {host}`:"
+        f" {host} may only be cut off, and no other host runs a part of the job that could tell"
+        " (`snapshots.fence` can)"
+    )
 
 
 def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:

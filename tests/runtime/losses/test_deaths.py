@@ -69,7 +69,16 @@ def test_a_second_death_at_the_same_collective_is() -> None:
     assert blame(end(139), rewind({}), before, rewind({})), "lost hosts between do not matter"
     assert blame(end(139, collectives=41), before) == ""
     assert blame(end(139), before, rewind({"gpt/1": 41})) == "", "not twice in a row"
-    assert blame(end(139), rewind({"gpt/0": 40})) == "", "another rank"
+    assert blame(end(139), rewind({"gpt/0": 41})) == "", "another rank, later"
+
+
+def test_any_rank_may_be_the_first_that_dies_of_it() -> None:
+    assert blame(end(139), rewind({"gpt/0": 40})) == (
+        "gpt/1 was ended by SIGSEGV after collective 40, as gpt/0 was before: the job does that by"
+        " itself, and is not taken back again"
+    )
+    assert blame(end(139, collectives=0), rewind({"gpt/0": 0})) == "", "nothing is counted"
+    assert blame(end(139, collectives=0), rewind({"gpt/0": 0}, generation=9)) == ""
 
 
 def test_without_a_count_it_is_a_second_death_before_the_next_snapshot() -> None:

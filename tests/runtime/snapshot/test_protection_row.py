@@ -123,6 +123,24 @@ def test_it_names_what_goes_back_in_place_and_who_would_wait() -> None:
     )
 
 
+def test_a_job_on_one_host_would_wait_unless_a_command_can_switch_that_host_off() -> None:
+    job = protected()
+    for capsule in job.capsules.values():
+        capsule.host = "h0"
+    assert row(job, HOSTS).would_wait == (
+        "if h0 died, the job would wait for `liveshift rewind gpt --lost h0`: h0 may only be cut"
+        " off, and no other host runs a part of the job that could tell (`snapshots.fence` can)"
+    )
+    *_, last = job.capsules.values()
+    last.host, last.code = "h1", 0
+    assert "if h0 died" in protection_row.waits_if_alone(job, CLUSTER), "gpt/2 has ended"
+    settings = dataclasses.replace(CLUSTER.snapshots, fence=("/bin/true",))
+    fenced = dataclasses.replace(CLUSTER, snapshots=settings)
+    assert protection_row.waits_if_alone(job, fenced) == ""
+    last.code = None
+    assert protection_row.waits_if_alone(job, CLUSTER) == "", "h1 can tell"
+
+
 def test_it_names_what_the_holder_would_send_and_is_faster_where_nothing_is_sent() -> None:
     job = protected()
     assert job.newest is not None
