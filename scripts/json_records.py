@@ -26,7 +26,8 @@ class Reason:
 class Drained:
     """`left`: the capsules that are still there; `refused`: those of them that cannot move;
     `holds`: suspended jobs whose images are in the host's memory and nowhere else;
-    `deadline`: how the host was to become empty in time, null where there was no deadline."""
+    `empty_s`: seconds after which the host was to be empty, null where that was not known;
+    `deadline`: how it was to become empty in time, null where there was no deadline."""
 
     host: str
     empty: bool
@@ -34,6 +35,7 @@ class Drained:
     holds: list[str]
     moves: list[messages.MigrationRow]
     refused: dict[str, Reason]
+    empty_s: float | None
     deadline: messages.Evacuating | None
 
 

@@ -58,6 +58,8 @@ def drain(
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
+    It first says after what time that will be, as far as that can be predicted.
+
     Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout, and when
     the host was not empty --within its time (with --dry-run: when it may not be). The host stays
     tainted either way: `liveshift uncordon` takes the taint back.
@@ -70,11 +72,13 @@ def drain(
             return _plan(client, host, reason, as_json, duration(within), severity or "")
         watched = Draining(client, host, quiet=as_json)
         began, soon = time.monotonic(), duration(within)
+        if not soon and severity is None:  # a plan by a deadline is made with the taint
+            watched.expected = deadline.expected(client, host)
         watched.plan = deadline.set_taint(client, SetTaint(host, reason, soon, severity or ""))
         if watched.plan is not None:
-            soon = watched.plan.within
-        if watched.plan is not None and not as_json:
-            for line in deadline.lines(watched.plan):
+            soon, watched.expected = watched.plan.within, watched.plan
+        if watched.expected is not None and not as_json:
+            for line in deadline.lines(watched.expected):
                 render.note(line)
         until = time.monotonic() + seconds if seconds else float("inf")
         try:
@@ -109,7 +113,8 @@ def _plan(
 
     plan = drain_plan.make_plan(client, host, reason)
     if within or severity:
-        plan.deadline = deadline.plan(client, host, within, severity)
+        found = deadline.plan(client, host, within, severity)
+        plan.deadline = found if found.within else None
     if as_json:
         render.print_json(plan.as_data())
     else:
@@ -127,6 +132,7 @@ class Draining:
     host: str
     quiet: bool = False  # print no line for a move that has ended
     plan: Evacuating | None = None  # None: the host has no deadline
+    expected: Evacuating | None = None  # the same, also without a deadline; None: it is not known
     left: list[str] = field(default_factory=list)
     holds: list[str] = field(default_factory=list)
     """The suspended jobs whose only images are in the host's memory."""
@@ -208,6 +214,7 @@ class Draining:
             "holds": self.holds,
             "moves": self.ended,
             "refused": reasons,
+            "empty_s": None if self.expected is None else self.expected.empty_s,
             "deadline": render.plain(self.plan),
         }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's deadline: the options that set it, and what commands print about such a host."""
+"""When a host will be empty: the options that set a deadline, and what commands print about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...errors import LiveshiftError
 from ...runtime.config.choices import Severity
 from ..report import quantities as q
 
@@ -50,12 +51,21 @@ def set_taint(client: Client, request: SetTaint) -> Evacuating | None:
     return answer if isinstance(answer, Evacuating) else None
 
 
-def plan(client: Client, host: str, within: float, severity: str) -> Evacuating | None:
-    """Ask how a host would become empty; None if it would have no deadline. Changes nothing."""
+def plan(client: Client, host: str, within: float, severity: str) -> Evacuating:
+    """Ask how a host would become empty. Changes nothing."""
     from ...runtime.messages import Evacuating, PlanEvacuation
 
-    answer = client.request(PlanEvacuation(host, within, severity), PLAN_S + within)
-    return answer if isinstance(answer, Evacuating) else None
+    return client.get(Evacuating, PlanEvacuation(host, within, severity), PLAN_S + within)
+
+
+def expected(client: Client, host: str) -> Evacuating | None:
+    """Ask how a host without a deadline would become empty; None if that cannot be said. It takes
+    as long as a survey of its capsules."""
+    try:
+        found = plan(client, host, 0.0, "")
+    except LiveshiftError:  # the drain itself will say what is wrong
+        return None
+    return found if any(not each.error for each in found.capsules) else None
 
 
 def late(plan: Evacuating) -> list[Departing]:

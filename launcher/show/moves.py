@@ -64,10 +64,10 @@ def _awaits_cost(row: MigrationRow) -> bool:
 
 
 def cost(row: MigrationRow) -> str:
-    """Return ``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``, or that
-    the cost is not known yet."""
+    """Return ``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``, and what
+    was predicted, or that the cost is not known yet."""
     if row.cost is not None:
-        return in_words(row.cost)
+        return in_words(row.cost, row.predicted)
     return f"cost not known yet: `liveshift events {row.name}` will show it"
 
 

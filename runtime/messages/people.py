@@ -85,8 +85,8 @@ class SetTaint(Message, frozen=True):
 
 
 class PlanEvacuation(Message, frozen=True):
-    """Plan how a host would become empty; changes nothing. The fields and the answer are those of
-    SetTaint."""
+    """Plan how a host would become empty; changes nothing. The fields are those of SetTaint.
+    Answers Evacuating, also for a host without a deadline."""
 
     host: str
     within: float = 0.0
@@ -110,7 +110,7 @@ class Departing(msgspec.Struct, frozen=True):
 
 
 class Evacuating(Answer, frozen=True):
-    """How a host becomes empty that must be empty within ``within`` seconds.
+    """How a host becomes empty that must be empty within ``within`` seconds; 0: it has no deadline.
 
     ``empty_s``: seconds until it is expected to be empty. ``together``: all ``capsules`` leave at
     once; otherwise they leave one by one, in this order.

@@ -82,7 +82,7 @@ class Costing:
             why_not = f"a host did not say what the job made: {error}"
         migration.cost = _cost(migration, lost, why_not, source, destination)
         done = migration.step is MigrationStep.DONE
-        self._on_cost(migration, in_words(migration.cost) if done else "")
+        self._on_cost(migration, in_words(migration.cost, migration.predicted) if done else "")
 
     async def _both_answers(self, migration: HostMigration) -> tuple[Worked, Worked, float]:
         """Return the answers of source and destination, and when we asked the capsule's host."""

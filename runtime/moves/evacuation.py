@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -116,8 +117,10 @@ class Evacuation:
         return _told(host, within, plan, unable)
 
     async def forecast(self, host: str, within: float) -> messages.Evacuating:
-        """Plan the same for a host that may not be tainted; changes nothing."""
-        return _told(host, within, *await self._made_plan(host, within, time.monotonic()))
+        """Plan the same for a host that may not be tainted; changes nothing. ``within``: 0 for a
+        host without a deadline."""
+        made = await self._made_plan(host, within or math.inf, time.monotonic())
+        return _told(host, within, *made)
 
     async def _made_plan(
         self, host: str, within: float, began: float
@@ -135,7 +138,7 @@ class Evacuation:
         cluster = self._fleet.cluster
         left = within - (time.monotonic() - began)
         unable = [
-            messages.Departing(each.name, 0.0, True, error=str(seen))
+            messages.Departing(each.name, 0.0, within < math.inf, error=str(seen))
             for (_, each), seen in zip(leaving, found, strict=True)
             if isinstance(seen, LiveshiftError)
         ]
@@ -282,9 +285,11 @@ async def _soon(
     plan: Coroutine[Any, Any, messages.Planned], within: float
 ) -> messages.Planned | LiveshiftError:
     """Return the plan of one move, or the error that says why there is none. Planning may take half
-    of the time (at least PLAN_LEAST_S); the rest is for the moves."""
+    of the time (at least PLAN_LEAST_S); the rest is for the moves. Nobody waits for longer than
+    PLAN_LEAST_S if there is no deadline."""
+    longest = PLAN_LEAST_S if within == math.inf else max(PLAN_LEAST_S, within / 2)
     try:
-        async with asyncio.timeout(max(PLAN_LEAST_S, within / 2)):
+        async with asyncio.timeout(longest):
             return await plan
     except TimeoutError:
         return Unreachable("its hosts did not answer in time")

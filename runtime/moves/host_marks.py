@@ -52,12 +52,11 @@ class HostMarks:
 
     async def plan_evacuation(
         self, who: Principal, request: messages.PlanEvacuation
-    ) -> messages.Evacuating | None:
+    ) -> messages.Evacuating:
         self._fleet.cluster.host(request.host)
         if who.rules != request.host:
             self._rights.need(who, Role.OPERATE, f"plan a drain of {request.host}")
-        within = self._within(request)
-        return await self._evacuation.forecast(request.host, within) if within else None
+        return await self._evacuation.forecast(request.host, self._within(request))
 
     def _within(self, request: messages.SetTaint | messages.PlanEvacuation) -> float:
         """Seconds until the host must be empty; 0: there is no deadline."""

@@ -291,7 +291,7 @@ class Orchestrator:
                     self._taint(ask)
                     return self.evacuating if ask.within or ask.severity else None
                 case messages.PlanEvacuation():
-                    return self.evacuating
+                    return self.evacuating or messages.Evacuating(ask.host, 0.0, 0.0, False, [])
                 case messages.Untaint():
                     self._host(ask.host).taint = None
                     return None

@@ -129,6 +129,24 @@ def test_a_dry_drain_says_whether_all_would_be_gone_in_time(gpt: Any, call: Call
     assert (code, json.loads(out)["deadline"]["within"]) == (0, 60.0)
 
 
+def test_a_drain_says_first_when_the_host_will_be_empty(gpt: Any, call: Call) -> None:
+    two = [Departing("gpt/1", 2.0, False), Departing("other/1", 5.2, False)]
+    gpt.evacuating = Evacuating("h1", 0.0, 5.2, False, two)
+    code, _, err = call("drain", "h1")
+    assert (code, err.splitlines()[0]) == (0, "h1 will be empty after about 5.20 s, one by one")
+    assert gpt.wait_for(PlanEvacuation) == PlanEvacuation("h1")
+    told = json.loads(call("drain", "h1", "-o", "json")[1])
+    assert (told["empty_s"], told["deadline"]) == (5.2, None)
+    gpt.refuse[PlanEvacuation] = Refused("a host does not answer")
+    told = json.loads(call("drain", "h1", "-o", "json")[1])
+    assert (told["empty"], told["empty_s"]) == (True, None), "it is no reason to stay"
+
+
+def test_a_drain_of_what_cannot_leave_says_no_time(gpt: Any, call: Call) -> None:
+    gpt.evacuating = Evacuating("h1", 0.0, 0.0, False, [Departing("gpt/1", 0.0, False, error="no")])
+    assert "will be empty" not in call("drain", "h1")[2]
+
+
 def test_a_dry_drain_counts_the_slots_of_all_together(gpt: Any, call: Call) -> None:
     gpt._run(RunJob("other", 2, ["train"], {}, "/", 0, []))  # on h0 and h1 as well
     code, out, err = call("drain", "h1", "--dry-run", "-o", "json")

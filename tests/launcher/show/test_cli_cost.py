@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from cli_harness import Call
+from predictions import predicted
 
 from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import Cost
@@ -61,6 +62,18 @@ def test_a_drain_says_what_its_moves_cost_at_its_end(gpt: Any, call: Call) -> No
     assert err == f"gpt/1: {WORDS}\n"
     moves = json.loads(call("drain", "h2", "-o", "json")[1])["moves"]
     assert [row["cost"]["lost_s"] for row in moves] == [0.9] * len(moves)
+
+
+def test_it_says_what_was_predicted_beside_it() -> None:
+    cost = Cost(0.9, 0.6, 0.3, 1.2, 0.5, None, 1, 2, "")
+    assert in_words(cost, predicted(1.0)).startswith(f"{WORDS}; predicted: ")
+    told = msgspec.structs.replace(predicted(1.0), lost_s=0.84, empty_s=2.2)
+    said = f"{WORDS}; predicted: 0.8 s of training, empty after 2.2 s"
+    assert in_words(cost, told) == said
+    full_dump = msgspec.structs.replace(told, how="")
+    assert in_words(cost, full_dump) == WORDS, "nothing is predicted of it but its pause"
+    unknown = msgspec.structs.replace(cost, lost_s=None, why_not="the job ended")
+    assert "predicted" not in in_words(unknown, told)
 
 
 def test_what_was_not_measured_says_why() -> None:

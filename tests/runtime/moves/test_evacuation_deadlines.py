@@ -13,6 +13,7 @@ import pytest
 from evacuation_scene import Play, Scene, play
 from predictions import predicted
 
+from liveshift.runtime.cost.evacuation_plan import BEYOND_S
 from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
@@ -74,6 +75,23 @@ def test_the_same_is_foretold_and_nothing_moves(play: Play) -> None:
 
     scene = play(act)
     assert (scene.moves.asked, scene.fleet.journal.events("", 0)) == ([], [])
+
+
+def test_a_host_without_a_deadline_is_foretold_one_by_one_at_the_least_cost(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        known = {"a/0": predicted(4.0), "a/1": predicted(1.0), "b/1": predicted(2.0)}
+        scene.moves.predicted = dict(known)
+        found = await scene.evacuation.forecast("h1", 0.0)
+        assert (found.within, found.together) == (0.0, False)
+        assert [(each.capsule, each.late) for each in found.capsules] == [
+            ("a/1", False),
+            ("b/1", False),
+            ("a/0", False),
+        ]
+        alone = sum(each.empty_s for each in known.values())
+        assert found.empty_s == pytest.approx(alone + 2 * BEYOND_S)
+
+    play(act)
 
 
 def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
