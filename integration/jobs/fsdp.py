@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, arguments, leave, place
+from steplog import StepLog, arguments, last_step, leave, place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,8 +33,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         log.step(step, loss, args.pace)
+        if step >= last_step(args):
+            break
     full = [p.full_tensor() for p in model.parameters() if isinstance(p, DTensor)]
-    log.end(full, steps=args.steps)
+    log.end(full, steps=step)
     leave()
 
 

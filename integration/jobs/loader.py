@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, arguments, leave, place
+from steplog import StepLog, arguments, last_step, leave, place
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -48,7 +48,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     log = StepLog(args.out, rank)
     step = epoch = 0
-    while step < args.steps:
+    while step < last_step(args):
         sampler.set_epoch(epoch)
         for x in loader:
             step += 1
@@ -57,6 +57,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             log.step(step, loss, args.pace, epoch=epoch)
+            if step >= last_step(args):
+                break
         epoch += 1
     log.end(net.parameters(), steps=step)
     leave()

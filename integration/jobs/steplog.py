@@ -24,7 +24,16 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--stop-file", type=Path, help="may name an earlier last step, at any time")
     return parser
+
+
+def last_step(args: argparse.Namespace) -> int:
+    """As examples/train_gpt.py has it, for the jobs that ask after each step: ``--steps``, or the
+    earlier one that ``--stop-file`` names, which no rank has come to yet."""
+    if args.stop_file is None or not args.stop_file.exists():
+        return int(args.steps)
+    return min(int(args.steps), int(args.stop_file.read_text()))
 
 
 class StepLog:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,31 +44,36 @@ OFTEN = ("--hosts", "4", "--snapshots", f"every={EVERY_S:g}", "--timeouts", "sus
 SHORT, LONG_FORM = 6, 50
 """How many moments `make test` has, and how many all tests here have at least."""
 
+MARGIN = 100
+"""Steps that a job makes after its last loss: no rank has made so many more when it hears of it."""
+
 DDP = Scenario(LONG, 2, 2, ends=False)
+ENDLESS = ("--steps", "20000", "--pace", "0.1", "--out", "{out}")
 SCENARIOS = {
-    "torchrun": Scenario((*TORCHRUN, *SMALL_GPT, "600"), 2, 2),
-    "plain-python": Scenario(("python", *SMALL_GPT, "600"), 2, 2),
-    "fsdp": Scenario(
-        (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "2000", "--pace", "0.1", "--out", "{out}"),
-        2,
-        2,
-    ),
-    "workers": Scenario(
-        (
-            *(*TORCHRUN, str(JOBS / "loader.py"), "--steps", "2000", "--pace", "0.1"),
-            *("--out", "{out}", "--contexts", "fork", "spawn"),
-        ),
-        2,
-        2,
-    ),
+    "torchrun": (*TORCHRUN, *SMALL_GPT, "20000"),
+    "plain-python": ("python", *SMALL_GPT, "20000"),
+    "fsdp": (*TORCHRUN, str(JOBS / "fsdp.py"), *ENDLESS),
+    "workers": (*TORCHRUN, str(JOBS / "loader.py"), *ENDLESS, "--contexts", "fork", "spawn"),
 }
-"""Of test_bit_exact.py, long enough that some hosts may die."""
+"""Of test_bit_exact.py. They go on until a file says after which step they end."""
 
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     """At most two hosts run the job, the others may hold its images."""
     return new_lab(*OFTEN)
+
+
+@pytest.fixture(autouse=True)
+def tidy(lab: LabSession) -> Iterator[None]:
+    """A test that fails leaves the next one a lab without jobs, and with all hosts."""
+    yield
+    for job in lab.jobs:
+        if job.code() is None:
+            lab.cli("stop", job.name)
+    for host in lab.lab.hosts:
+        if lab.lab.machine(host).init is None:
+            lab.boot(host)
 
 
 def lose(job: Job, chance: random.Random) -> None:
@@ -87,6 +92,15 @@ def lose(job: Job, chance: random.Random) -> None:
     if runs != {victim}:
         lab.boot(victim)
     wait_protected(job)
+
+
+def end_after(job: Job, stop: Path, steps: int) -> int:
+    """Let the job end so many steps from now. Returns which step will be its last. The untouched
+    run of the same command finds the file from the beginning."""
+    last = max(len(job.steps(rank)) for rank in range(job.nnodes)) + steps
+    stop.with_suffix(".new").write_text(f"{last}\n")
+    stop.with_suffix(".new").rename(stop)
+    return last
 
 
 def finish(job: Job, scenario: Scenario, references: References) -> None:
@@ -109,6 +123,18 @@ def play(
     references: References,
     user: int | None = None,
 ) -> None:
+    finish(lose_some(lab, name, scenario, moments, seed, user), scenario, references)
+
+
+def lose_some(
+    lab: LabSession,
+    name: str,
+    scenario: Scenario,
+    moments: int,
+    seed: int,
+    user: int | None = None,
+) -> Job:
+    """A job that trains yet when it has lost so many hosts."""
     job = lab.start(name, scenario.argv, nnodes=scenario.nnodes, user=user)
     job.wait_step(10)
     wait_protected(job)
@@ -116,7 +142,7 @@ def play(
     for _ in range(moments):
         lose(job, chance)
     assert job.code() is None, "all moments lay within its training"
-    finish(job, scenario, references)
+    return job
 
 
 @pytest.mark.timeout(600)
@@ -132,7 +158,12 @@ def test_hosts_die_at_random_moments(lab: LabSession, references: References, se
 def test_hosts_of_other_jobs_die_at_random_moments(
     lab: LabSession, references: References, kind: str, seed: int
 ) -> None:
-    play(lab, f"{kind}{seed}", SCENARIOS[kind], 4, seed, references)
+    stop = lab.place / f"stop-{kind}{seed}"
+    scenario = Scenario((*SCENARIOS[kind], "--stop-file", str(stop)), 2, 2)
+    job = lose_some(lab, f"{kind}{seed}", scenario, 4, seed)
+    last = end_after(job, stop, MARGIN)
+    finish(job, scenario, references)
+    assert [len(job.steps(rank)) for rank in range(2)] == [last, last]
 
 
 FEW = 3
@@ -182,7 +213,6 @@ def test_d_e_hosts_die_while_the_job_is_moved_or_its_hosts_are_drained(
 def test_a_job_that_a_file_ends_some_steps_after_a_loss(
     lab: LabSession, references: References
 ) -> None:
-    """The untouched run finds the file from the beginning."""
     stop = lab.place / "unlucky-stop"
     argv = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "600", "--stop-file", str(stop))
     job = lab.start("unlucky-a", argv, nnodes=2)
@@ -191,9 +221,7 @@ def test_a_job_that_a_file_ends_some_steps_after_a_loss(
     chance = random.Random(16)
     for _ in range(FEW):
         lose(job, chance)
-    last = max(len(job.steps(rank)) for rank in range(2)) + 2 * AFTER
-    stop.with_suffix(".new").write_text(f"{last}\n")
-    stop.with_suffix(".new").rename(stop)
+    last = end_after(job, stop, 2 * AFTER)
     finish(job, Scenario(argv, 2, 2), references)
     assert [len(job.steps(rank)) for rank in range(2)] == [last, last]
 
