@@ -30,7 +30,7 @@ from ..fleet.endings import Endings
 from ..fleet.fleet import Fleet
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Job
-from ..model.snapshots import Generation, image_name, rewind_plan
+from ..model.snapshots import Generation, Place, image_name, rewind_plan
 from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_notes import offer
@@ -124,6 +124,8 @@ class Suspensions:
         plan = rewind_plan(views, images, names, names, last=last)
         if isinstance(plan, str):
             raise _cannot(job, "resumed", plan, "it stays suspended until then")
+        if not dry_run and found is None:
+            plan = await self._checked(job, generation, plan)
         where = {name: place.host for name, place in plan.items()}
         seconds = max(0.0, time.time() - generation.time)
         ordered = messages.ResumptionOrdered(
@@ -137,16 +139,31 @@ class Suspensions:
             self._saved.begin(job, "loaded", load)
             self._note_resuming(job, f"{generation.name} in {directory}: {text}", who)
             return ordered
-        for name, place in plan.items():
-            await self._check_held(job, generation, name, place.holder)
-        self._saved.check_free(job, "resumed")  # they may be being saved since
-        again = rewind_plan(self._fleet.views(), generation, names, names, last=last)
-        if again != plan:  # for example because another job has taken a slot
-            why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
-            raise _cannot(job, "resumed", why_not, "try again")
         self._let_go_on(job, generation, where, why)
         self._note_resuming(job, f"{generation.name}: {text}", who)
         return ordered
+
+    async def _checked(
+        self, job: Job, generation: Generation, plan: dict[str, Place]
+    ) -> dict[str, Place]:
+        """The plan, or the one that has taken its place, once all its holders have said that they
+        have the images. Meanwhile a host may die, or another job take a slot. Raises as
+        :meth:`resume`."""
+        names = dict.fromkeys(job.capsules, "")
+        asked: set[tuple[str, str]] = set()
+        while True:
+            for name, place in plan.items():
+                if (name, place.holder) not in asked:
+                    await self._check_held(job, generation, name, place.holder)
+                    asked.add((name, place.holder))
+            self._saved.check_free(job, "resumed")  # they may be being saved since
+            last = self._fleet.left_hosts.recent()
+            again = rewind_plan(self._fleet.views(), generation, names, names, last=last)
+            if isinstance(again, str):
+                raise _cannot(job, "resumed", again, "it stays suspended until then")
+            if again == plan:
+                return plan
+            plan = again
 
     async def _check_held(
         self, job: Job, generation: Generation, capsule: str, holder: str

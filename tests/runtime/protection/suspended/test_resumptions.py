@@ -295,6 +295,30 @@ def test_of_two_resumptions_at_once_the_second_is_refused(scene: SuspensionsScen
     assert scene.job.rewinds == 2
 
 
+def test_a_resumption_is_planned_again_if_a_host_is_full_or_dead_meanwhile(
+    scene: SuspensionsScene,
+) -> None:
+    """It would go to its holder, which another job fills, and then to hosts of which one dies."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.suspend()
+            looks = scene.held["GetHeld"] = asyncio.Event()
+            resuming = asyncio.ensure_future(scene.resume())
+            await scene.until(lambda: bool(scene.asked("GetHeld")))
+            scene.another_job({"h2": 4})
+            await scene.until(cut_off(scene, "h0"))
+            scene.held.clear()
+            looks.set()
+            ordered = await resuming
+            assert ordered.where == {"a/0": "h1", "a/1": "h1"}
+            await scene.until(lambda: bool(scene.history("resumed")))
+
+    asyncio.run(play())
+    assert scene.history("resuming") == ["goes on from s2: a/0 on h1, a/1 on h1"]
+    assert scene.owners() == {"a/0": ("h1", 5, True), "a/1": ("h1", 5, True)}
+
+
 def test_a_resumption_takes_no_slot_that_was_taken_while_the_holders_were_asked(
     scene: SuspensionsScene,
 ) -> None:
