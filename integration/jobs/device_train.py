@@ -178,6 +178,7 @@ def hinder(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    parser.add_argument("--fail", type=Path, help="end with code 1 when this file is there, once")
     parser.add_argument(
         "--round", type=int, default=1, help="then go on, without rests, to a multiple of so many"
     )
@@ -227,6 +228,9 @@ def main() -> None:
             add_up(gradient)
             state.descend(gradient.ravel() / np.float32(world), step, weights, moments)
         log.step(step, told[0], 0.0 if told[1] else args.pace, gpu=uuid(device))
+        if args.fail is not None and args.fail.exists():
+            args.fail.unlink()  # a rewind does not bring it back
+            os._exit(1)
         if told[1] and step % args.round == 0:
             break
         if args.remember and step % args.round == 0:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -120,6 +122,39 @@ def test_a_rank_is_killed_and_its_job_suspended(
         lab.session.cli("uncordon", host)
     assert job.seen(0).host != host
     assert lab.where(job) in lab.gpus[job.seen(0).host]
+    lab.assert_whole(job, references)
+
+
+@contextmanager
+def kernel_log_of(lab: GpuLab, host: str, log: Path) -> Iterator[None]:
+    """Let a host's agent read this file as the kernel's log, to which a driver would write."""
+    log.touch()
+    subprocess.run([*lab.entry(host), "mount", "--bind", str(log), "/dev/kmsg"], check=True)
+    try:
+        lab.restart_agents()
+        yield
+    finally:
+        subprocess.run([*lab.entry(host), "umount", "--lazy", "/dev/kmsg"], check=True)
+
+
+@pytest.mark.long
+def test_a_rank_that_ends_after_an_error_of_its_gpu_is_taken_back(
+    lab: GpuLab, place: Path, references: References
+) -> None:
+    """It ends with code 1, as programs do when CUDA fails. Only the driver knows why, and says so
+    in the kernel's log."""
+    job = lab.start("failing", "--fail", "{out}/fail")
+    host, gpu = job.seen(0).host, lab.where(job)
+    with kernel_log_of(lab, host, place / "kernel-log"):
+        wait_protected(job)
+        with (place / "kernel-log").open("a") as log:
+            log.write("3,9,7000,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off.\n")
+        (job.out / "fail").touch()
+        wait_rewound(job, 1)
+        job.go_on(AFTER)
+    why, *_ = (event.text for event in events(job, "rewinding"))
+    assert f"{job.name}/0 ended with code 1, and {gpu} of {host} reported Xid 79" in why
+    assert not (job.out / "fail").exists()
     lab.assert_whole(job, references)
 
 

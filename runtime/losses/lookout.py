@@ -20,6 +20,10 @@ from .left_hosts import LeftHosts
 from .peer_votes import PeerVotes
 from .watch import MISSED, HostContact, lost_hosts, perhaps_dead, suspected
 
+USED_BEFORE = 2
+"""A capsule that used a GPU within so many times ``timeouts.fault`` may have failed of an error of
+that GPU."""
+
 
 @dataclass(frozen=True)
 class Lack:
@@ -87,6 +91,8 @@ class Lookout:
         capsule.note_report(time.monotonic(), self._limits.suspicion)
         if capsule.seen is not None and seen.collectives > capsule.seen.collectives:
             capsule.progressed = capsule.reported
+        for gpu in seen.gpus:
+            capsule.gpus_used[gpu] = capsule.reported
 
     def note_device_errors(self, host: str, errors: Sequence[DeviceError]) -> None:
         """Take a host's report on errors of its GPUs; each one replaces the one before."""
@@ -270,10 +276,12 @@ class Lookout:
         return next(iter(self._device_faults(job).values()), "")
 
     def _device_faults(self, job: Job) -> dict[str, str]:
-        """The same by capsule."""
+        """The same by capsule. A rank that has failed uses its GPU no longer when its launcher
+        ends, and one whose state is off its GPU for a snapshot does not use it for a moment."""
         now, found = time.monotonic(), {}
+        since = now - USED_BEFORE * self._limits.fault
         for capsule in job.capsules.values():
-            used = capsule.seen.gpus if capsule.seen is not None else ()
+            used = {gpu for gpu, last in capsule.gpus_used.items() if last > since}
             for when, error in self._device_errors.get(capsule.host, ()):
                 if error.gpu in used and now - when < self._limits.fault:
                     which = f"{error.gpu} of {capsule.host}"

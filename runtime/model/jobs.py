@@ -44,7 +44,8 @@ class Capsule:
 
     ``seen``: what its host has last reported of it, and ``reported`` when. ``steady``: since when
     its reports have had no long gap. ``progressed``: when a report last showed that it had finished
-    another collective. All in monotonic seconds, 0 for never.
+    another collective. ``gpus_used``: by GPU (UUID), when a report last said that it uses it. All
+    in monotonic seconds, 0 for never.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Capsule:
     reported: float = 0.0
     steady: float = 0.0
     progressed: float = 0.0
+    gpus_used: dict[str, float] = field(default_factory=dict)
     migration: str | None = None
     failed: str = ""  # why a dump or a restore failed in its last move
 

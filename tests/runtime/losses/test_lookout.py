@@ -153,9 +153,10 @@ def test_it_knows_since_when_a_host_is_silent_or_a_command_has_ended(scene: Scen
 # ---- GPUs that fail ------------------------------------------------------------------------------
 
 
-def on_gpu(scene: Scene, capsule: str, uuid: str) -> None:
-    """A capsule uses this GPU, as its host's last heartbeat says."""
-    state = CapsuleState(capsule, 1, 1, 1, 1, 1.0, [0], "train", gpus=[uuid])
+def on_gpu(scene: Scene, capsule: str, *uuids: str) -> None:
+    """A capsule uses these GPUs, as a heartbeat of its host says."""
+    state = CapsuleState(capsule, 1, 1, 1, 1, 1.0, [0], "train", gpus=list(uuids))
+    scene.lookout.note_heartbeat(scene.job.capsules[capsule], state)
     scene.job.capsules[capsule].seen = state
 
 
@@ -177,3 +178,19 @@ def test_an_error_of_a_gpu_of_the_job_is_a_fault_for_a_time(scene: Scene) -> Non
     assert look.lost(scene.job) == set()
     look.note_device_errors("h2", [])
     assert look.device_fault_before(scene.job) == ""
+
+
+def test_a_gpu_counts_that_was_used_until_shortly_before(scene: Scene) -> None:
+    """A rank has failed, and its launcher ends some seconds later; or device memory has just been
+    saved for a snapshot."""
+    look, (first, _) = scene.lookout, scene.job.capsules
+    on_gpu(scene, first, "GPU-a", "GPU-b")
+    scene.now += CLUSTER.timeouts.fault
+    on_gpu(scene, first, "GPU-b")
+    look.note_device_errors("h0", [DeviceError("GPU-a", "Xid 79", 1.0)])
+    assert look.device_fault_before(scene.job) == "GPU-a of h0 reported Xid 79 1.0 s before"
+    on_gpu(scene, first)
+    assert look.device_fault_before(scene.job) == "GPU-a of h0 reported Xid 79 1.0 s before"
+    scene.now += CLUSTER.timeouts.fault
+    look.note_device_errors("h0", [DeviceError("GPU-a", "Xid 79", 1.0)])
+    assert look.device_fault_before(scene.job) == "", "it has left that GPU"

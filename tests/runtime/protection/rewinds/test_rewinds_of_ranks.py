@@ -77,7 +77,7 @@ def test_what_fails_after_an_error_of_its_gpu_fails_of_it(scene: RewindsScene) -
         async with scene.at_work():
             await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
             state = CapsuleState("a/1", 1, 1, 1, 7, 1.0, [1], "train", gpus=["GPU-b"])
-            scene.job.capsules["a/1"].seen = state
+            scene.rewinds.note_heartbeat(scene.job.capsules["a/1"], state)
             # It counts for as long as the rewind may take to be planned.
             scene.rewinds.note_device_errors("h1", [DeviceError("GPU-b", "Xid 79", -60.0)])
             assert scene.report(scene.end("a/1", 1, collectives=7))
