@@ -178,7 +178,7 @@ def hinder(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
-    parser.add_argument("--fail", type=Path, help="end with code 1 when this file is there, once")
+    parser.add_argument("--fail", help="rank N ends with code 1 when the file FAILN is there, once")
     parser.add_argument(
         "--round", type=int, default=1, help="then go on, without rests, to a multiple of so many"
     )
@@ -228,8 +228,8 @@ def main() -> None:
             add_up(gradient)
             state.descend(gradient.ravel() / np.float32(world), step, weights, moments)
         log.step(step, told[0], 0.0 if told[1] else args.pace, gpu=uuid(device))
-        if args.fail is not None and args.fail.exists():
-            args.fail.unlink()  # a rewind does not bring it back
+        if args.fail is not None and (told_to := Path(f"{args.fail}{rank}")).exists():
+            told_to.unlink()  # a rewind does not bring it back
             os._exit(1)
         if told[1] and step % args.round == 0:
             break

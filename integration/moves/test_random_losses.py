@@ -68,12 +68,12 @@ def lab(new_lab: NewLab) -> LabSession:
 def tidy(lab: LabSession) -> Iterator[None]:
     """A test that fails leaves the next one a lab without jobs, and with all hosts."""
     yield
+    for host in lab.lab.hosts:  # first: a job does not end while a host of it is off
+        if lab.lab.machine(host).init is None:
+            lab.boot(host)
     for job in lab.jobs:
         if job.code() is None:
             lab.cli("stop", job.name)
-    for host in lab.lab.hosts:
-        if lab.lab.machine(host).init is None:
-            lab.boot(host)
 
 
 def lose(job: Job, chance: random.Random) -> None:

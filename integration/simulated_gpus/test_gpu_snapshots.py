@@ -137,25 +137,39 @@ def kernel_log_of(lab: GpuLab, host: str, log: Path) -> Iterator[None]:
         subprocess.run([*lab.entry(host), "umount", "--lazy", "/dev/kmsg"], check=True)
 
 
+OUTLIVES_S = 8
+"""Longer than ``timeouts.fault`` of this lab."""
+LAUNCHER = ("sh", "-c", f'"$@" || {{ sleep {OUTLIVES_S}; exit 1; }}', "launcher")
+"""As torchrun, which may wait for other ranks when one of them has failed."""
+
+
 @pytest.mark.long
-def test_a_rank_that_ends_after_an_error_of_its_gpu_is_taken_back(
+def test_a_rank_that_fails_after_an_error_of_its_gpu_is_taken_back(
     lab: GpuLab, place: Path, references: References
 ) -> None:
     """It ends with code 1, as programs do when CUDA fails. Only the driver knows why, and says so
-    in the kernel's log."""
-    job = lab.start("failing", "--fail", "{out}/fail")
-    host, gpu = job.seen(0).host, lab.where(job)
-    with kernel_log_of(lab, host, place / "kernel-log"):
-        wait_protected(job)
-        with (place / "kernel-log").open("a") as log:
-            log.write("3,9,7000,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off.\n")
-        (job.out / "fail").touch()
-        wait_rewound(job, 1)
-        job.go_on(AFTER)
-    why, *_ = (event.text for event in events(job, "rewinding"))
-    assert f"{job.name}/0 ended with code 1, and {gpu} of {host} reported Xid 79" in why
-    assert not (job.out / "fail").exists()
-    lab.assert_whole(job, references)
+    in the kernel's log. The rank goes on on the GPU of another host."""
+    job = lab.session.start("failing", (*LAUNCHER, *lab.train("--fail", "{out}/fail")), nnodes=2)
+    try:
+        for rank in range(2):
+            job.wait_step(5, rank)
+        host, gpu = job.seen(1).host, lab.where(job, 1)
+        (spare,) = lab.gpus.keys() - {job.seen(rank).host for rank in range(2)}
+        with kernel_log_of(lab, host, place / "kernel-log"):
+            wait_protected(job)
+            with (place / "kernel-log").open("a") as log:
+                log.write("3,9,7000,-;NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off.\n")
+            (job.out / "fail1").touch()
+            wait_rewound(job, 1)
+            job.go_on(AFTER, 1)
+        why, *_ = (event.text for event in events(job, "rewinding"))
+        assert f"{job.name}/1 ended with code 1, and {gpu} of {host} reported Xid 79" in why
+        assert not (job.out / "fail1").exists()
+        assert job.seen(1).host == spare
+        lab.assert_whole(job, references, ranks=2)
+    finally:
+        if job.code() is None:
+            lab.session.cli("stop", job.name)
 
 
 @pytest.mark.long

@@ -20,6 +20,9 @@ PLAN_S = 60.0
 """Seconds that the orchestrator may take to plan, beside the time until the deadline. It surveys
 every capsule of the host."""
 
+EXPECTED_S = 5.0
+"""The same where the drain waits for it only to say when the host will be empty."""
+
 AsSeverity = Annotated[
     Severity | None,
     typer.Option(
@@ -59,13 +62,15 @@ def plan(client: Client, host: str, within: float, severity: str) -> Evacuating:
 
 
 def expected(client: Client, host: str) -> Evacuating | None:
-    """Ask how a host without a deadline would become empty; None if that cannot be said. It takes
-    as long as a survey of its capsules."""
+    """Ask how a host without a deadline would become empty; None if that cannot be said: it is
+    empty, a capsule cannot leave or is leaving already, or nobody answers soon."""
+    from ...runtime.messages import Evacuating, PlanEvacuation
+
     try:
-        found = plan(client, host, 0.0, "")
+        found = client.get(Evacuating, PlanEvacuation(host), EXPECTED_S)
     except LiveshiftError:  # the drain itself will say what is wrong
         return None
-    return found if any(not each.error for each in found.capsules) else None
+    return found if not any(each.error for each in found.capsules) and found.capsules else None
 
 
 def late(plan: Evacuating) -> list[Departing]:

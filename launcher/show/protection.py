@@ -90,7 +90,7 @@ def _failure(row: ProtectionRow) -> str:
         f" trained again, and {render.clock(rewind)} pass until the job runs ({how})"
     )
     if row.would_wait:
-        text += ", unless it has to wait"
+        text += ", unless the job has to wait"
     if not row.in_place:
         return text
     text += f"; {_names(row.in_place)} would go back in place where the host lives"

@@ -74,7 +74,7 @@ class Heartbeats:
         # any memory left, a snapshot of another job that is held here would be dropped for good.
         left = host_facts.memory_left(await self._in_thread(self._holding.own_bytes_soon))
         link = await self._data_link()
-        errors = self._gpus.errors(self._cluster.timeouts.fault)
+        errors = self._gpus.errors(self._cluster.timeouts.fault + messages.LAUNCHER_S)
         return messages.Heartbeat(self._host, memory, states, seats, link, left, errors)
 
     def state_of(self, capsule: RunningCapsule) -> messages.CapsuleState | None:

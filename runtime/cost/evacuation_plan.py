@@ -12,6 +12,7 @@ seconds from now.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -95,7 +96,7 @@ def _at_most(found: Prediction) -> float:
 
 
 def _taken(found: Prediction, within: float, max_pause: float) -> float:
-    if found.given is None:
+    if found.given is None or within == math.inf:  # the prediction is of the way that it will take
         return found.empty_s
     return cost.choose(found.given, max_pause, within).estimate.empty_s
 

@@ -215,11 +215,16 @@ class Fleet:
         return choose_destination(views, capsule.name, capsule.host, "", last, need)[0].name
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
-        """Return what the capsule needs of a destination's GPUs, from its source's last
-        heartbeat."""
-        if capsule.seen is None or not capsule.seen.gpus:
+        """Return what the capsule needs of a destination's GPUs, from its source's heartbeats.
+        Device memory may be off its GPU for a snapshot just now."""
+        if capsule.seen is None:
             return NO_GPUS
-        return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
+        used = set(capsule.seen.gpus)
+        if not used:  # no pause is longer than this
+            since = time.monotonic() - self.cluster.timeouts.collective
+            there = {seat.uuid for seat in self.hosts[source].gpus}
+            used = capsule.gpus_since(since) & there
+        return GpuNeed(frozenset(used), self.hosts[source].gpus) if used else NO_GPUS
 
     def images_lost(self, host: str, held: Collection[str]) -> frozenset[str]:
         """Return the names of the images of newest snapshots that the host has lost, if it has only

@@ -58,7 +58,7 @@ class CommandEnds:
             return False  # a person wanted it since the snapshot was taken
         # While the job is taken back, a rank may have waited for its peers in vain.
         wants = job.rewind_on(self._cluster) is RewindOn.ANY or job.state == "rewinding"
-        broken = self._lookout.device_fault_before(job)
+        broken = self._lookout.device_fault_before(job, end.ago_s)
         if wants or broken or killed_by(end) is not None:
             return self._died(job, capsule, end, job.newest.number, broken)
         if fault := self._lookout.fault_before(job):
@@ -85,7 +85,8 @@ class CommandEnds:
     ) -> bool:
         """``broken``: which GPU of the job has failed, as text, or ""."""
         earlier, most = self._tables.history(job.name), job.max_rewinds(self._cluster)
-        if why := own_fault(end, newest, earlier, most, self._tables.age):
+        back = job.state == "rewinding"
+        if why := own_fault(end, newest, earlier, most, self._tables.age, going_back=back):
             self._note(job, "not rewound", why)
             return False
         why = f"{words(end)}, and {broken}" if broken else words(end)

@@ -59,20 +59,26 @@ def own_fault(
     earlier: Sequence[RewindRow],
     most: int,
     age: Callable[[RewindRow], float],
+    *,
+    going_back: bool = False,
 ) -> str:
     """Why a job whose command has ended is not taken back (again), as text; "" if it is.
 
     ``newest``: the number of the snapshot that it would go back to. ``earlier``: its rewinds so
     far, oldest first. ``most``: how many of them deaths of its processes may have caused in an
     hour; lost hosts and persons do not count. ``age``: how many seconds ago a rewind was written.
+    ``going_back``: the job is being taken back, so a rank that is back may have failed for want of
+    the others.
     """
     deaths = [row for row in earlier if row.died]
     before = deaths[-1].died if deaths else {}
     # Collectives are counted in memory, so a rewind takes the count back as well. Ranks that take
     # part in the same collectives have the same count, and any of them may be the first to end.
-    if same := [name for name, count in before.items() if count and count == end.collectives]:
-        at = f"after collective {end.collectives}"
-        twice = f"twice in a row {at}" if end.capsule in same else f"{at}, as {same[0]} was before"
+    same = [name for name, count in before.items() if count and count == end.collectives]
+    if end.capsule in same or (same and not going_back):
+        twice = f"twice in a row after collective {end.collectives}"
+        if end.capsule not in same:
+            twice = f"after collective {end.collectives}, after which {same[0]} had failed before"
         return f"{words(end)} {twice}: the job does that by itself, and is not taken back again"
     mine = before.get(end.capsule)
     if mine is not None and not (mine and end.collectives) and deaths[-1].generation == newest:

@@ -13,16 +13,12 @@ from dataclasses import dataclass
 from ..config.cluster import Cluster
 from ..control import reach
 from ..daemon.tasks import Tasks
-from ..messages import CapsuleEnded, CapsuleState, DeviceError, Message
+from ..messages import LAUNCHER_S, CapsuleEnded, CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
 from .cut_links import CutLinks, CutVerdict
 from .left_hosts import LeftHosts
 from .peer_votes import PeerVotes
 from .watch import MISSED, HostContact, lost_hosts, perhaps_dead, suspected
-
-USED_BEFORE = 2
-"""A capsule that used a GPU within so many times ``timeouts.fault`` may have failed of an error of
-that GPU."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class Lookout:
         them, or have links that are cut, or their GPUs have just failed."""
         silent, lacking = {*self.silent(job), *self.links(job).leaves}, self.lacking(job)
         gone = {name for name, lack in lacking.items() if not lack.stays}
-        gone |= self._device_faults(job).keys()
+        gone |= self._device_faults(job, LAUNCHER_S).keys()
         return {c.name for c in job.capsules.values() if c.host in silent} | gone
 
     def links(self, job: Job) -> CutVerdict:
@@ -270,20 +266,20 @@ class Lookout:
         it."""
         return self._faults.get(capsule.host, float("-inf")) > capsule.reported
 
-    def device_fault_before(self, job: Job) -> str:
-        """Which GPU of a job had an error within the last ``timeouts.fault`` seconds, as text; ""
-        if none had."""
-        return next(iter(self._device_faults(job).values()), "")
+    def device_fault_before(self, job: Job, ago: float) -> str:
+        """Which GPU of a job had an error less than ``timeouts.fault`` seconds before the moment
+        that is ``ago`` seconds ago, as text; "" if none had."""
+        return next(iter(self._device_faults(job, ago).values()), "")
 
-    def _device_faults(self, job: Job) -> dict[str, str]:
+    def _device_faults(self, job: Job, ago: float) -> dict[str, str]:
         """The same by capsule. A rank that has failed uses its GPU no longer when its launcher
         ends, and one whose state is off its GPU for a snapshot does not use it for a moment."""
         now, found = time.monotonic(), {}
-        since = now - USED_BEFORE * self._limits.fault
+        since = now - self._limits.fault - min(ago, LAUNCHER_S)
         for capsule in job.capsules.values():
-            used = {gpu for gpu, last in capsule.gpus_used.items() if last > since}
+            used = capsule.gpus_since(since - self._limits.fault)
             for when, error in self._device_errors.get(capsule.host, ()):
-                if error.gpu in used and now - when < self._limits.fault:
+                if error.gpu in used and when > since:
                     which = f"{error.gpu} of {capsule.host}"
                     found[capsule.name] = f"{which} reported {error.text} {now - when:.1f} s before"
         return found

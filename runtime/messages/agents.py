@@ -405,7 +405,7 @@ class Ruled(Answer, frozen=True):
 class Heartbeat(Message, frozen=True):
     """An agent's heartbeat; answers None. ``memory_free``: bytes for capsules that come.
     ``memory_left``: the share of the host's memory that is available, 0 to 1. ``device_errors``:
-    those of this host's GPUs in the last ``timeouts.fault`` seconds."""
+    those of this host's GPUs in the last ``timeouts.fault`` + LAUNCHER_S seconds."""
 
     host: str
     memory_free: int

@@ -17,6 +17,11 @@ class GpuSeat(msgspec.Struct, frozen=True):
     free: bool
 
 
+LAUNCHER_S = 30.0
+"""Once a rank has failed, its launcher may wait so many seconds for the others before it ends
+(torchrun, see agent/host/rank_deaths.py)."""
+
+
 class DeviceError(msgspec.Struct, frozen=True):
     """An error that the driver has reported of the GPU with the UUID ``gpu``, in words, ``ago``
     seconds before."""

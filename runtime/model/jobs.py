@@ -67,6 +67,10 @@ class Capsule:
     def owner(self) -> Owner:
         return Owner(self.host, self.epoch, self.granted)
 
+    def gpus_since(self, since: float) -> set[str]:
+        """The GPUs that it was last said to use after this moment, in monotonic seconds."""
+        return {gpu for gpu, last in self.gpus_used.items() if last > since}
+
     def note_report(self, now: float, gap: float) -> None:
         """Its host reports it. A gap is long if it lasts ``gap`` seconds or more."""
         if now - self.reported >= gap:

@@ -119,8 +119,12 @@ class Evacuation:
     async def forecast(self, host: str, within: float) -> messages.Evacuating:
         """Plan the same for a host that may not be tainted; changes nothing. ``within``: 0 for a
         host without a deadline."""
-        made = await self._made_plan(host, within or math.inf, time.monotonic())
-        return _told(host, within, *made)
+        plan, unable = await self._made_plan(host, within or math.inf, time.monotonic())
+        if not within:  # such a move takes an unknown part of its time yet
+            on_its_way = "it is being moved already"
+            moving = (each.name for _, each in self._on(host) if each.migration)
+            unable += [messages.Departing(n, 0.0, False, error=on_its_way) for n in moving]
+        return _told(host, within, plan, unable)
 
     async def _made_plan(
         self, host: str, within: float, began: float

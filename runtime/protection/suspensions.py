@@ -23,7 +23,7 @@ import logging
 import time
 
 from ... import units
-from ...errors import LiveshiftError, NotFound, Refused
+from ...errors import LiveshiftError, NotFound, Refused, Unreachable
 from .. import messages
 from ..daemon.tasks import Tasks
 from ..fleet.endings import Endings
@@ -153,9 +153,15 @@ class Suspensions:
         asked: set[tuple[str, str]] = set()
         while True:
             for name, place in plan.items():
-                if (name, place.holder) not in asked:
+                if (name, place.holder) in asked:
+                    continue
+                try:
                     await self._check_held(job, generation, name, place.holder)
-                    asked.add((name, place.holder))
+                except Unreachable:
+                    if self._fleet.is_up(place.holder):
+                        raise
+                    break  # another holder may have the image as well
+                asked.add((name, place.holder))
             self._saved.check_free(job, "resumed")  # they may be being saved since
             last = self._fleet.left_hosts.recent()
             again = rewind_plan(self._fleet.views(), generation, names, names, last=last)

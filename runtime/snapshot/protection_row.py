@@ -68,6 +68,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
     near = seen.room.near(newest, job.owners)
     in_place = _in_place(job, newest, near)
     sent = [name for name in in_place if name not in newest.own_copies]
+    waits = waits_if_alone(job, cluster), _would_wait(job, newest, near)
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion, sent=bool(sent))
     return ProtectionRow(
         every,
@@ -84,7 +85,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
         failure_s=age + rewind_s,
         in_place=in_place,
         sent=sent,
-        would_wait=waits_if_alone(job, cluster) or _would_wait(job, newest, near),
+        would_wait="; ".join(filter(None, waits)),
         silent=job.silent,
         rewinding=job.rewinding,
         takes_s=job.snapshot_cost.takes_s if job.snapshot_cost else 0.0,
@@ -200,9 +201,9 @@ def waits_if_alone(job: Job, cluster: Cluster) -> str:
         return ""
     (host,) = hosts
     return (
-        f"if {host} died, the job would wait for `liveshift rewind {job.name} --lost {host}`:"
-        f" {host} may only be cut off, and no other host runs a part of the job that could tell"
-        " (`snapshots.fence` can)"
+        f"if {host} died, the job would wait until {host} is back, or for `liveshift rewind"
+        f" {job.name} --lost {host}`: {host} may only be cut off, and no other host runs a part of"
+        " the job that could tell (`snapshots.fence` can)"
     )
 
 

@@ -143,8 +143,10 @@ def test_a_drain_says_first_when_the_host_will_be_empty(gpt: Any, call: Call) ->
 
 
 def test_a_drain_of_what_cannot_leave_says_no_time(gpt: Any, call: Call) -> None:
-    gpt.evacuating = Evacuating("h1", 0.0, 0.0, False, [Departing("gpt/1", 0.0, False, error="no")])
-    assert "will be empty" not in call("drain", "h1")[2]
+    refused = Departing("gpt/1", 0.0, False, error="no spare")
+    for leaving in ([], [Departing("other/1", 2.0, False)]):
+        gpt.evacuating = Evacuating("h1", 0.0, 2.0, False, [*leaving, refused])
+        assert "will be empty" not in call("drain", "h1")[2]
 
 
 def test_a_dry_drain_counts_the_slots_of_all_together(gpt: Any, call: Call) -> None:

@@ -22,8 +22,14 @@ def rewind(died: dict[str, int], ago: float = 60.0, generation: int = 7) -> Rewi
     return RewindRow(1, "gpt", generation, 1, {}, [], "", NOW - ago, died)
 
 
-def blame(ended: CapsuleEnded, *earlier: RewindRow, newest: int = 9, most: int = 5) -> str:
-    return own_fault(ended, newest, earlier, most, lambda row: NOW - row.time)
+def blame(
+    ended: CapsuleEnded,
+    *earlier: RewindRow,
+    newest: int = 9,
+    most: int = 5,
+    back: bool = False,
+) -> str:
+    return own_fault(ended, newest, earlier, most, lambda row: NOW - row.time, going_back=back)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +80,17 @@ def test_a_second_death_at_the_same_collective_is() -> None:
 
 def test_any_rank_may_be_the_first_that_dies_of_it() -> None:
     assert blame(end(139), rewind({"gpt/0": 40})) == (
-        "gpt/1 was ended by SIGSEGV after collective 40, as gpt/0 was before: the job does that by"
-        " itself, and is not taken back again"
+        "gpt/1 was ended by SIGSEGV after collective 40, after which gpt/0 had failed before: the"
+        " job does that by itself, and is not taken back again"
     )
     assert blame(end(139, collectives=0), rewind({"gpt/0": 0})) == "", "nothing is counted"
     assert blame(end(139, collectives=0), rewind({"gpt/0": 0}, generation=9)) == ""
+
+
+def test_one_that_fails_while_the_others_are_not_back_yet_is_not_to_blame() -> None:
+    """All stand at the collective of the snapshot then."""
+    assert blame(end(1), rewind({"gpt/0": 40}), back=True) == ""
+    assert "twice in a row" in blame(end(1), rewind({"gpt/1": 40}), back=True)
 
 
 def test_without_a_count_it_is_a_second_death_before_the_next_snapshot() -> None:

@@ -16,6 +16,7 @@ from liveshift.runtime.losses.left_hosts import LeftHosts
 from liveshift.runtime.losses.lookout import Lookout
 from liveshift.runtime.losses.watch import PAUSED
 from liveshift.runtime.messages import (
+    LAUNCHER_S,
     CapsuleEnded,
     CapsuleState,
     DeviceError,
@@ -164,20 +165,23 @@ def test_an_error_of_a_gpu_of_the_job_is_a_fault_for_a_time(scene: Scene) -> Non
     look, (first, second) = scene.lookout, scene.job.capsules
     on_gpu(scene, first, "GPU-a")
     on_gpu(scene, second, "GPU-b")
-    assert look.device_fault_before(scene.job) == ""
+    assert look.device_fault_before(scene.job, 0.0) == ""
     look.note_device_errors("h2", [DeviceError("GPU-c", "Xid 79", 0.0)])
-    assert look.device_fault_before(scene.job) == "", "another job's"
+    assert look.device_fault_before(scene.job, 0.0) == "", "another job's"
     look.note_device_errors("h2", [DeviceError("GPU-b", "Xid 79 (off the bus)", 1.0)])
-    assert look.device_fault_before(scene.job) == (
+    assert look.device_fault_before(scene.job, 0.0) == (
         "GPU-b of h2 reported Xid 79 (off the bus) 1.0 s before"
     )
     assert look.lost(scene.job) == {second}, "it should not go back to that GPU"
     assert look.why(scene.job) == "", "what runs on is not taken back"
     scene.now += CLUSTER.timeouts.fault
-    assert look.device_fault_before(scene.job) == ""
+    assert look.device_fault_before(scene.job, 0.0) == ""
+    assert "Xid 79" in look.device_fault_before(scene.job, 2.0), "it has failed 2 s ago"
+    assert look.lost(scene.job) == {second}
+    scene.now += LAUNCHER_S
     assert look.lost(scene.job) == set()
     look.note_device_errors("h2", [])
-    assert look.device_fault_before(scene.job) == ""
+    assert look.device_fault_before(scene.job, 0.0) == ""
 
 
 def test_a_gpu_counts_that_was_used_until_shortly_before(scene: Scene) -> None:
@@ -188,9 +192,10 @@ def test_a_gpu_counts_that_was_used_until_shortly_before(scene: Scene) -> None:
     scene.now += CLUSTER.timeouts.fault
     on_gpu(scene, first, "GPU-b")
     look.note_device_errors("h0", [DeviceError("GPU-a", "Xid 79", 1.0)])
-    assert look.device_fault_before(scene.job) == "GPU-a of h0 reported Xid 79 1.0 s before"
+    assert look.device_fault_before(scene.job, 0.0) == "GPU-a of h0 reported Xid 79 1.0 s before"
     on_gpu(scene, first)
-    assert look.device_fault_before(scene.job) == "GPU-a of h0 reported Xid 79 1.0 s before"
+    assert look.device_fault_before(scene.job, 0.0) == "GPU-a of h0 reported Xid 79 1.0 s before"
     scene.now += CLUSTER.timeouts.fault
     look.note_device_errors("h0", [DeviceError("GPU-a", "Xid 79", 1.0)])
-    assert look.device_fault_before(scene.job) == "", "it has left that GPU"
+    assert look.device_fault_before(scene.job, 0.0) == "", "it has left that GPU"
+    assert "Xid 79" in look.device_fault_before(scene.job, LAUNCHER_S), "but not then"

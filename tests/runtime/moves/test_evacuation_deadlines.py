@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from evacuation_scene import Play, Scene, play
 from predictions import predicted
@@ -90,6 +91,15 @@ def test_a_host_without_a_deadline_is_foretold_one_by_one_at_the_least_cost(play
         ]
         alone = sum(each.empty_s for each in known.values())
         assert found.empty_s == pytest.approx(alone + 2 * BEYOND_S)
+        # The cluster file may force a way: then the prediction is of that one.
+        forced = msgspec.structs.replace(known["a/1"], empty_s=50.0)
+        scene.moves.predicted["a/1"] = forced
+        found = await scene.evacuation.forecast("h1", 0.0)
+        assert found.empty_s == pytest.approx(alone - known["a/1"].empty_s + 50.0 + 2 * BEYOND_S)
+        scene.fleet.jobs["a"].capsules["a/1"].migration = "m9"
+        found = await scene.evacuation.forecast("h1", 0.0)
+        (moving,) = (each for each in found.capsules if each.error)
+        assert (moving.capsule, moving.error) == ("a/1", "it is being moved already")
 
     play(act)
 

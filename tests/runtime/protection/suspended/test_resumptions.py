@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -317,6 +318,27 @@ def test_a_resumption_is_planned_again_if_a_host_is_full_or_dead_meanwhile(
     asyncio.run(play())
     assert scene.history("resuming") == ["goes on from s2: a/0 on h1, a/1 on h1"]
     assert scene.owners() == {"a/0": ("h1", 5, True), "a/1": ("h1", 5, True)}
+
+
+def test_another_holder_is_asked_if_one_dies_meanwhile(scene: SuspensionsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.suspend()
+            assert scene.job.newest is not None
+            both = {name: ["h2", "h1"] for name in scene.job.capsules}
+            scene.job.newest = dataclasses.replace(scene.job.newest, holders=both)
+            looks = scene.held["GetHeld"] = asyncio.Event()
+            resuming = asyncio.ensure_future(scene.resume())
+            await scene.until(lambda: bool(scene.asked("GetHeld")))
+            await scene.until(cut_off(scene, "h2"))
+            scene.held.clear()
+            looks.set()
+            ordered = await resuming
+            assert ordered.where == {"a/0": "h1", "a/1": "h1"}
+
+    asyncio.run(play())
+    assert scene.asked("GetHeld")[0] == "h2"
+    assert scene.asked("GetHeld")[-1] == "h1"
 
 
 def test_a_resumption_takes_no_slot_that_was_taken_while_the_holders_were_asked(
