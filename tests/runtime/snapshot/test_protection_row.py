@@ -127,16 +127,15 @@ def test_a_job_on_one_host_would_wait_unless_a_command_can_switch_that_host_off(
     job = protected()
     for capsule in job.capsules.values():
         capsule.host = "h0"
-    assert row(job, HOSTS).would_wait == (
+    alone = (
         "if h0 died, the job would wait until h0 is back, or for `liveshift rewind gpt --lost h0`:"
         " h0 may only be cut off, and no other host runs a part of the job that could tell"
         " (`snapshots.fence` can)"
     )
-    full = [a_host("h0", 1), *(a_host(f"h{n}", 1) for n in (1, 2, 3))]
-    assert row(job, full).would_wait.endswith(
-        "; if h0 died, the job would wait: no host has room"
-        " for gpt/0, gpt/1 and gpt/2, which were on h0"
-    )
+    roomy = [replace(host, slots=4) for host in HOSTS]
+    assert row(job, roomy).would_wait == alone
+    full = "if h0 died, the job would wait: no host has room for gpt/1, which was on h0"
+    assert row(job, HOSTS).would_wait == f"{alone}; {full}"
     *_, last = job.capsules.values()
     last.host, last.code = "h1", 0
     assert "if h0 died" in protection_row.waits_if_alone(job, CLUSTER), "gpt/2 has ended"
