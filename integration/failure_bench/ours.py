@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from lab_session import LabSession, eventually
@@ -36,6 +37,7 @@ class Rewinding:
         self._looked = 0.0
         self._row = ProtectionRow()
         self._state = ""
+        self._began = math.inf
 
     def alive(self) -> None:
         if time.monotonic() < self._looked + LOOK_S:
@@ -53,10 +55,19 @@ class Rewinding:
             self.image_bytes = self._row.bytes
 
     def ready(self) -> bool:
-        """It has a snapshot at a holder which is up, made since the last rewind."""
+        """It has a snapshot at a holder which is up, made since the last rewind, and since it has
+        begun to train: one of before lacks the memory that a large rank fills first."""
         self._looked = 0.0
         self.alive()
-        return bool(self._row.newest) and not self._row.why_not and self._state == "running"
+        held = bool(self._row.newest) and not self._row.why_not and self._state == "running"
+        return held and time.time() - self._row.age >= self._first_step()
+
+    def _first_step(self) -> float:
+        """When rank 0 made its first step, in seconds since 1970; inf if it has not yet."""
+        if self._began == math.inf:  # the job also notes what is no step
+            steps = (line for line in self.job.steps(0) if "loss_hex" in line)
+            self._began = next((float(line["time"]) for line in steps), math.inf)
+        return self._began
 
     def host_of(self, rank: int) -> str:
         return self.job.seen(rank).host
