@@ -4,21 +4,18 @@ all ranks comes while one is frozen, and a connection is opened that the survey 
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from held_moves import held_at
 from lab_session import LabSession, NewLab, eventually
-from outside_server import OUTSIDE
+from outside_server import PORT, outside_server
 
-from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import SignalJob
 
@@ -29,8 +26,8 @@ FROZEN = "source.dumped"
 
 @pytest.fixture(scope="module")
 def held(place: Path) -> Iterator[Held]:
-    yield Held(place / "faultpoints-amid-moves")
-    os.environ.pop("LIVESHIFT_FAULTPOINTS", None)
+    with holding(place / "faultpoints-amid-moves") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +69,12 @@ def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, f
     lab.cli("stop", job.name)
 
 
-REACHES = """
+REACHES = f"""
 import os, socket, sys, time
+PORT = {PORT}
 print("runs", flush=True)
 while not os.path.exists(sys.argv[2]): time.sleep(0.02)
-held = socket.create_connection((sys.argv[1], 7777))
+held = socket.create_connection((sys.argv[1], PORT))
 while True: time.sleep(0.1)
 """
 
@@ -85,26 +83,17 @@ while True: time.sleep(0.1)
 def test_a_connection_that_is_opened_after_the_survey_is_told(
     free_lab: LabSession, held: Held
 ) -> None:
-    machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
-    server = subprocess.Popen(
-        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        job = free_lab.start("late", (sys.executable, "-c", REACHES, machine.address, str(go)))
+    go = free_lab.place / "reach"
+    with outside_server(free_lab) as (address, met):
+        job = free_lab.start("late", (sys.executable, "-c", REACHES, address, str(go)))
         eventually(lambda: "runs" in job.output(), "the job to run")
         with held_at(held, "orchestrator.prepared", job) as go_on:
             go.touch()
-            assert server.stdout.readline() == "met\n"
+            met()
             code, said = go_on()
         assert code == 0, said
-        told = [event.text for event in free_lab.history(job.name) if "breaks" in event.text]
-        (words,) = told
-        assert words.startswith(
-            f"breaks a new connection to outside the cluster: {machine.address}:7777, of process"
+        (warning,) = (e.text for e in free_lab.history(job.name) if "breaks" in e.text)
+        assert warning.startswith(
+            f"breaks a new connection to outside the cluster: {address}:{PORT}, of process"
         )
         free_lab.cli("stop", job.name)

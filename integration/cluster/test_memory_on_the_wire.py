@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody sees of a capsule's memory who listens at the destination's link: nothing, or all
-of it where the cluster file trusts the network."""
+"""A program listens at the destination's link while a capsule moves. It can read the capsule's
+memory only if the cluster file switches encryption off."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ETH_P_IP = 0x0800
 SO_RCVBUFFORCE = 33
 """As in asm-generic/socket.h; Python has no name for it."""
 SIZE = 32 << 20
-"""Bytes of the job's memory that nobody could guess."""
+"""The job holds this many random bytes."""
 SEED = 5
 BUFFER = 256 << 20
-"""Bytes for what has come and was not read yet: no frame may be missed."""
+"""The kernel keeps so many bytes of frames until the test reads them, so it drops none."""
 
 KEEPER = f"""
 import hashlib, pathlib, random, runpy, sys
@@ -35,12 +35,13 @@ kept, *sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 pathlib.Path(kept).write_text(hashlib.sha256(secret).hexdigest())
 """
-"""Has the secret while another program runs, and notes in the end what has become of it."""
+"""This program holds the secret while it runs another program. At the end it writes the secret's
+hash."""
 
 
 @contextmanager
 def listening(lab: LabSession, host: str) -> Iterator[bytearray]:
-    """All packets that come to the host, one after the other."""
+    """Collect all packets that come to the host, one after the other."""
     heard, over = bytearray(), False
     with inside(lab.lab.machine(host).netns):
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_IP))

@@ -55,8 +55,9 @@ class Rewinding:
             self.image_bytes = self._row.bytes
 
     def ready(self) -> bool:
-        """It has a snapshot at a holder which is up, made since the last rewind, and since it has
-        begun to train: one of before lacks the memory that a large rank fills first."""
+        """Whether a holder that is up has a snapshot that is younger than the last rewind and than
+        the first step. A large rank fills its memory before its first step, so an earlier snapshot
+        lacks that memory."""
         self._looked = 0.0
         self.alive()
         held = bool(self._row.newest) and not self._row.why_not and self._state == "running"

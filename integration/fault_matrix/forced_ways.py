@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of forced ways: some cells of the table of moves, where memory goes otherwise than in
-rounds.
+"""The table of forced ways plays some cells of the table of moves again. There memory goes in
+rounds; here the order of the move forces another way.
 
-In whatever way memory goes, a harm must come to the same. So a cell expects what that of the table
-of moves expects.
+The way must not change what a harm leads to. So a cell expects what the same cell of the table of
+moves expects.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ ORDERS = {
     "round": Order(way="round"),
     "haste": Order(way="auto", within=0.2),
 }
-"""A deadline of 0.2 s cannot be kept: all that can hasten a move is done."""
+"""liveshift cannot keep a deadline of 0.2 s, so it does all that makes a move faster."""
 
 HELD_AT = ("orchestrator.precopied", "source.locked", "source.dumped", "destination.restoring")
-"""Before, while and after all memory goes that did not go ahead."""
+"""The first two points come before the source sends the rest of the memory, the third while it
+does, the last one after that."""
 
 POINTS = tuple(f"{order}:{point}" for order in ORDERS for point in HELD_AT)
 
@@ -46,7 +47,7 @@ FAULTS = (
     "source-agent-stalled",
     "destination-agent-stalled",
 )
-"""Those that meet memory on its way, or who sends and takes it."""
+"""These faults hit memory on its way, or a daemon that sends or takes it."""
 
 SHORT = {
     "stop:source.dumped/source-agent-killed",

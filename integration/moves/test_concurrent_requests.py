@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, OVER, Job, Seen
@@ -40,8 +40,8 @@ AT_LATE = pytest.mark.parametrize("point", [pytest.param(EARLY, marks=pytest.mar
 
 @pytest.fixture(scope="module")
 def held(place: Path) -> Iterator[Held]:
-    yield Held(place / "faultpoints-concurrent")
-    os.environ.pop("LIVESHIFT_FAULTPOINTS", None)
+    with holding(place / "faultpoints-concurrent") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ SHORT, LONG_FORM = 6, 50
 """How many moments `make test` has, and how many all tests here have at least."""
 
 MARGIN = 100
-"""Steps that a job makes after its last loss: no rank has made so many more when it hears of it."""
+"""A job makes so many steps after its last loss. That is more than a rank can make before it reads
+the file that ends the job."""
 
 DDP = Scenario(LONG, 2, 2, ends=False)
 ENDLESS = ("--steps", "20000", "--pace", "0.1", "--out", "{out}")

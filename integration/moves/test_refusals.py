@@ -24,7 +24,7 @@ from lab_session import CHAIN, LONG, SUPPORT, LabSession, NewLab, eventually
 from machine_needs import needs_fact
 from moving_job import Job
 from open_python import NOBODY, OpenPython
-from outside_server import OUTSIDE
+from outside_server import PORT, outside_server
 from reference_runs import References
 
 from liveshift.criu_glue.survey.survey import build_id
@@ -316,9 +316,9 @@ def test_criu_missing_or_too_old(
     assert "CRIU" in lab.cli("migrate", "long/1", "--to", "h2", "--dry-run").out
 
 
-REACH = """
+REACH = f"""
 import socket, sys, time
-held = socket.create_connection((sys.argv[1], 7777))
+held = socket.create_connection((sys.argv[1], {PORT}))
 while True: time.sleep(0.1)
 """
 
@@ -326,20 +326,11 @@ while True: time.sleep(0.1)
 def test_a_connection_to_outside_the_cluster_is_named_before_the_move_breaks_it(
     lab: LabSession, long: Job
 ) -> None:
-    """The orchestrator's machine is no host: what a capsule has there is masqueraded."""
-    machine = lab.lab.machine("ctl")
-    server = subprocess.Popen(
-        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        job = lab.start("reaching", (sys.executable, "-c", REACH, machine.address))
-        assert server.stdout.readline() == "met\n"
-        found = re.escape(f"breaks a connection to outside the cluster: {machine.address}:7777")
+    """What a capsule has outside of the cluster is masqueraded."""
+    with outside_server(lab) as (address, met):
+        job = lab.start("reaching", (sys.executable, "-c", REACH, address))
+        met()
+        found = re.escape(f"breaks a connection to outside the cluster: {address}:{PORT}")
         plan = lab.json("migrate", job.name + "/0", "--to", "h2", "--dry-run")
         (warning,) = (text for what, text in plan["checks"] if what == "warning")
         assert re.fullmatch(found + r", of process 1001 \(python\S*\)", warning)

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
 from held_moves import HASTY, held_at, interrupted
 from lab_session import NewLab
@@ -58,8 +57,8 @@ def ended() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    yield Held(place / "gpu-faultpoints")
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "gpu-faultpoints") as made:
+        yield made
     _labs.clear()
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
 from lab_session import NewLab, eventually
 from moving_job import AFTER, Job
@@ -41,8 +40,8 @@ BLOCKS = 40 * MIB
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    yield Held(place / "gpu-snapshot-faultpoints")
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "gpu-snapshot-faultpoints") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,13 @@ losses, and at its end each byte of its device memory, are those of a run withou
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
 from held_moves import HASTY, held_at, interrupted
 from lab_session import NewLab, eventually
@@ -38,8 +36,8 @@ LEFT = 24 * MIB
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    yield Held(place / "swap-faultpoints")
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "swap-faultpoints") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ PLAN_S = 60.0
 every capsule of the host."""
 
 EXPECTED_S = 5.0
-"""The same where the drain waits for it only to say when the host will be empty."""
+"""A drain without a deadline waits for a plan for at most so many seconds. It needs the plan only
+to say when the host will be empty."""
 
 AsSeverity = Annotated[
     Severity | None,
@@ -62,8 +63,11 @@ def plan(client: Client, host: str, within: float, severity: str) -> Evacuating:
 
 
 def expected(client: Client, host: str) -> Evacuating | None:
-    """Ask how a host without a deadline would become empty; None if that cannot be said: it is
-    empty, a capsule cannot leave or is leaving already, or nobody answers soon."""
+    """Ask how a host without a deadline would become empty.
+
+    Returns None if the orchestrator does not answer within EXPECTED_S, if the host is empty, or if
+    a capsule cannot leave or is being moved already.
+    """
     from ...runtime.messages import Evacuating, PlanEvacuation
 
     try:

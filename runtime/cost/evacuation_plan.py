@@ -96,7 +96,7 @@ def _at_most(found: Prediction) -> float:
 
 
 def _taken(found: Prediction, within: float, max_pause: float) -> float:
-    if found.given is None or within == math.inf:  # the prediction is of the way that it will take
+    if found.given is None or within == math.inf:  # it takes the way that was predicted
         return found.empty_s
     return cost.choose(found.given, max_pause, within).estimate.empty_s
 

@@ -120,7 +120,7 @@ class Evacuation:
         """Plan the same for a host that may not be tainted; changes nothing. ``within``: 0 for a
         host without a deadline."""
         plan, unable = await self._made_plan(host, within or math.inf, time.monotonic())
-        if not within:  # such a move takes an unknown part of its time yet
+        if not within:  # nobody knows how long these moves still take
             on_its_way = "it is being moved already"
             moving = (each.name for _, each in self._on(host) if each.migration)
             unable += [messages.Departing(n, 0.0, False, error=on_its_way) for n in moving]

@@ -34,11 +34,10 @@ def cut_back(
 
     ``sizes``: path → bytes at the snapshot. ``identities``: path → which file had the path then; a
     file system may not tell. ``appended``: the paths of files that were open only for appending.
-    If one of these was renamed since, as logs are once they are long, or if nobody knows which file
-    it was, what has its name stays as it is: that may be another file, and a copy of the renamed
-    one would have all its lines twice. ``until``: monotonic seconds after which nothing is changed
-    any more, because a file system was slow. Raises LiveshiftError if the user's rights cannot be
-    had.
+    A program may have renamed such a file since, as logrotate does. Then another file has the path,
+    and it stays as it is. It also stays if its identity is not known. ``until``: no file is changed
+    after this moment (monotonic seconds), because a file system was slow. Raises LiveshiftError if
+    this process cannot take on the user's rights.
     """
     work = _CuttingBack(until)
 

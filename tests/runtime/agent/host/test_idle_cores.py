@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores that nobody uses, by the real /proc, beside a busy loop; and by a /proc/pressure/cpu made
-here."""
+"""Idle cores are counted from the real /proc beside a busy loop, and from a /proc/pressure/cpu that
+a test writes."""
 
 from __future__ import annotations
 
