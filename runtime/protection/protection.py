@@ -210,9 +210,9 @@ class Protection:
         text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
         # An interval that was chosen changes a little with each snapshot.
         key = hosts if job.snapshots_auto(cluster) else text
-        if waits := protection_row.waits_if_alone(job, cluster):
-            text, key = f"{text}; {waits}", f"{key}; {waits}"
-        state.notes.protected(text, key)
+        if host := protection_row.only_host(job, cluster):
+            text += f"; if {host} died, `liveshift rewind {job.name} --lost {host}` would be needed"
+        state.notes.protected(text, f"{key}; {host}")
 
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float

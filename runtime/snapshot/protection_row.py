@@ -68,7 +68,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
     near = seen.room.near(newest, job.owners)
     in_place = _in_place(job, newest, near)
     sent = [name for name in in_place if name not in newest.own_copies]
-    waits = waits_if_alone(job, cluster), _would_wait(job, newest, near)
+    waits = _waits_alone(job, only_host(job, cluster)), _would_wait(job, newest, near)
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion, sent=bool(sent))
     return ProtectionRow(
         every,
@@ -193,13 +193,16 @@ def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[s
     return [name for name, place in plan.items() if place.host == owners[name]]
 
 
-def waits_if_alone(job: Job, cluster: Cluster) -> str:
-    """Why the death of the only host that runs the job would leave it waiting, as text; "" if the
-    job runs on several, or a command can switch that one off (losses/fencing.py)."""
+def only_host(job: Job, cluster: Cluster) -> str:
+    """The only host that runs the job; "" if several do. If this host died, the job would wait, as
+    no other host could tell. It is also "" if a command can switch it off (losses/fencing.py)."""
     hosts = {c.host for c in job.capsules.values() if c.code is None}
-    if len(hosts) != 1 or cluster.snapshots.fence:
+    return hosts.pop() if len(hosts) == 1 and not cluster.snapshots.fence else ""
+
+
+def _waits_alone(job: Job, host: str) -> str:
+    if not host:
         return ""
-    (host,) = hosts
     return (
         f"if {host} died, the job would wait until {host} is back, or for `liveshift rewind"
         f" {job.name} --lost {host}`: {host} may only be cut off, and no other host runs a part of"

@@ -138,12 +138,12 @@ def test_a_job_on_one_host_would_wait_unless_a_command_can_switch_that_host_off(
     assert row(job, HOSTS).would_wait == f"{alone}; {full}"
     *_, last = job.capsules.values()
     last.host, last.code = "h1", 0
-    assert "if h0 died" in protection_row.waits_if_alone(job, CLUSTER), "gpt/2 has ended"
+    assert protection_row.only_host(job, CLUSTER) == "h0", "gpt/2 has ended"
     settings = dataclasses.replace(CLUSTER.snapshots, fence=("/bin/true",))
     fenced = dataclasses.replace(CLUSTER, snapshots=settings)
-    assert protection_row.waits_if_alone(job, fenced) == ""
+    assert protection_row.only_host(job, fenced) == ""
     last.code = None
-    assert protection_row.waits_if_alone(job, CLUSTER) == "", "h1 can tell"
+    assert protection_row.only_host(job, CLUSTER) == "", "h1 can tell"
 
 
 def test_it_names_what_the_holder_would_send_and_is_faster_where_nothing_is_sent() -> None:

@@ -33,10 +33,10 @@ state = "{state}"
 """
 
 
-def a_fleet(state: Path, more: str = "") -> Fleet:
-    """A job of two, in memory and in the journal."""
+def a_fleet(state: Path, more: str = "", hosts: tuple[str, str] = ("h0", "h1")) -> Fleet:
+    """A job of two on these hosts, in memory and in the journal."""
     made = Fleet(config.parse(CLUSTER.replace("{state}", str(state)) + more).cluster)
-    owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
+    owners = {f"a/{n}": (n, host) for n, host in enumerate(hosts)}
     run = RunJob("a", 2, ["true"], {}, "/", 0, [])
     spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(run)})
     started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", spec, owners)

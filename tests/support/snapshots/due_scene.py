@@ -38,11 +38,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """The job a, with a/0 on h0 and a/1 on h1, in a cluster whose third host is h2. Agents and
-    gates are stand-ins."""
+    """The job a, with a/0 on h0 and a/1 on h1 (``hosts``), in a cluster whose third host is h2.
+    Agents and gates are stand-ins."""
 
-    def __init__(self, state: Path, more: str = OFTEN) -> None:
-        self.state, self.more = state, more
+    def __init__(
+        self, state: Path, more: str = OFTEN, hosts: tuple[str, str] = ("h0", "h1")
+    ) -> None:
+        self.state, self.more, self.hosts = state, more, hosts
         self.fleet = self._a_fleet()
         self.stage = Recorded(self.fleet)
         images = DirectoryImages(self.fleet.cluster, self._no_host)
@@ -53,7 +55,7 @@ class Scene:
         raise AssertionError("nothing is saved here")
 
     def _a_fleet(self) -> Fleet:
-        fleet = a_fleet(self.state, self.more)
+        fleet = a_fleet(self.state, self.more, self.hosts)
         for capsule in fleet.jobs["a"].capsules.values():
             capsule.started = True
         return fleet

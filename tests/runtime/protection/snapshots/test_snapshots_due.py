@@ -42,6 +42,14 @@ def test_snapshots_follow_each_other_and_a_person_sees_the_newest(scene: Scene) 
     assert scene.fleet.snapshots == {}
 
 
+def test_a_job_on_one_host_is_told_that_a_person_would_be_needed(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, hosts=("h0", "h0"))
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    said = [text for kind, text in scene.events() if kind == "protected"]
+    (told,) = said
+    assert told.endswith("; if h0 died, `liveshift rewind a --lost h0` would be needed")
+
+
 def test_a_job_trains_four_times_as_long_as_a_snapshot_has_paused_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
