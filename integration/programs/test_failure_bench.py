@@ -32,7 +32,7 @@ from failure_bench.story import bench
 from liveshift.errors import Refused
 
 EFFORT = Effort(
-    kills=1, every=2.0, steps_every=20, pace=0.15, steady=0, steps=40, mean=3.0, alarms=0
+    kills=1, every=2.0, steps_every=20, pace=0.15, steady=0, steps=80, mean=3.0, alarms=0
 )
 CASES = [
     Case("untouched", 0.25),
