@@ -70,6 +70,14 @@ def parts(seed: int) -> tuple[Part, ...]:
             "further cases of what shorter tests show too",
         ),
         Part(
+            "coverage",
+            ("make", "coverage"),
+            ("make", "coverage"),
+            2 * hour,
+            (r"^all .* %",),
+            "that the fast tests run nearly all lines of what is pure",
+        ),
+        Part(
             "fault-matrix",
             ("make", "fault-matrix"),
             ("make", "fault-matrix", "ARGS=--short"),

@@ -17,3 +17,7 @@ engine.LIBRARY = os.environ["LIVESHIFT_TEST_MEMORY"]
 # cffi closes a library with the last object that uses it. ctypes never does: so the leak checker,
 # which looks at the very end of the process, can name the functions of the library.
 ctypes.CDLL(engine.LIBRARY)
+
+# Only this process has the library. A process that tests start, to follow its memory, say, would
+# have the sanitizer's shadow memory of some terabytes.
+os.environ.pop("LD_PRELOAD", None)

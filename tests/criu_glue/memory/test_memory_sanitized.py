@@ -23,7 +23,7 @@ import sanitizers
 TESTS = Path(__file__).resolve().parents[2]
 PLUGINS = TESTS / "support"
 USES = re.compile(r"^from liveshift\.criu_glue\.memory\.", re.MULTILINE)
-CHOSEN = "not root and not lab and not long and not alone"
+QUICK = "not lab and not long and not alone"
 OPTIONS = {
     # A finding ends the process by SIGABRT. Leaks are no finding here, as Python leaves some at its
     # end: findings() picks those of the library.
@@ -64,12 +64,15 @@ def run(name: str, library: Path, *words: str | Path) -> subprocess.CompletedPro
 
 
 def run_tests(
-    name: str, library: Path, tests: Sequence[Path], *words: str
+    name: str, library: Path, tests: Sequence[Path], *, root: bool = False
 ) -> subprocess.CompletedProcess[str]:
+    """Those of ``tests`` that need root, or those that do not."""
+    chosen = f"{'' if root else 'not '}root and {QUICK}"
     pytest_words = ["-m", "pytest", "-q", "-x", "-s", "-p", "other_memory", "-p", "no:xdist"]
     # Its own limits: it runs beside other tests, and several times slower.
-    pytest_words += ["-m", CHOSEN, "-o", "timeout=240", "-o", "cache_dir=build/pytest-sanitized"]
-    return run(name, library, *pytest_words, *words, *map(str, tests))
+    pytest_words += ["-m", chosen, "-o", "timeout=240", "-o", "cache_dir=build/pytest-sanitized"]
+    pytest_words += ["-k", "not milliseconds"]  # what the C takes without a sanitizer
+    return run(name, library, *pytest_words, *map(str, tests))
 
 
 def findings(said: str) -> list[str]:
@@ -102,9 +105,30 @@ def chosen(whose: str) -> list[Path]:
     ],
 )
 def test_nothing_is_found(name: str, whose: str, least: int) -> None:
-    done = run_tests(name, sanitizers.memory_library(name), chosen(whose))
+    _clean(name, run_tests(name, sanitizers.memory_library(name), chosen(whose)), least)
+
+
+@pytest.mark.root
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["address", "thread"])
+def test_nothing_is_found_while_other_processes_are_followed_and_filled(name: str) -> None:
+    """The tracker, the userfaultfds and the fill need root."""
+    own = [f for f in chosen("its own tests") if f.name not in TOO_SLOW[name]]
+    _clean(name, run_tests(name, sanitizers.memory_library(name), own, root=True), 60)
+
+
+TOO_SLOW = {
+    "address": {"test_memory_churn.py"},
+    "thread": {"test_memory_churn.py", "test_userfault.py"},
+}
+"""These race with processes that change all the time. With that sanitizer they lose each race."""
+
+
+def _clean(name: str, done: subprocess.CompletedProcess[str], least: int) -> None:
+    """At least so many tests passed, and the sanitizer has reported nothing."""
     said = done.stdout + done.stderr
-    assert (done.returncode, findings(said)) == (0, []), said
+    assert (done.returncode, findings(said)) == (0, []), f"{name}: {said}"
     assert int(re.findall(r"(\d+) passed", said)[-1]) >= least
 
 
