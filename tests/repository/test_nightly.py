@@ -107,6 +107,7 @@ def test_each_part_is_a_target_of_the_makefile(nightly: ModuleType) -> None:
     every = nightly.parts(20261125)
     assert [each.name for each in every] == [
         "long",
+        "coverage",
         "fault-matrix",
         "soak",
         "losses",
@@ -123,5 +124,5 @@ def test_each_part_is_a_target_of_the_makefile(nightly: ModuleType) -> None:
                 check=True,
             )
             assert done.stdout
-    assert "SEED=20261125" in every[3].command
+    assert "SEED=20261125" in every[4].command
     assert nightly.seed_of_today() > 20260000
