@@ -107,6 +107,9 @@ class Elastic:
     def ready(self) -> bool:
         return self._checkpoint.exists()
 
+    def trained(self) -> bool:
+        return self.ready()
+
     def host_of(self, rank: int) -> str:
         return self.history.host_of(rank)
 

@@ -39,6 +39,9 @@ class Way(Protocol):
     def ready(self) -> bool:
         """Whether the job may lose a host now, as far as the way itself can tell."""
 
+    def trained(self) -> bool:
+        """Whether it would go on from a moment at which it trained."""
+
     def host_of(self, rank: int) -> str: ...
 
     def process_of(self, rank: int) -> int:
@@ -95,8 +98,8 @@ def _kill(way: Way, moment: Moment, effort: Effort) -> Kill:
     due = time.time()
     until = due + READY_S
     over = f"it was not ready to lose a host within {READY_S:g} s, or before its end"
-    _wait(way, lambda: way.ready() or way.ended() or time.time() > until, over)
-    assert way.ready(), over
+    _wait(way, lambda: way.trained() or way.ended() or time.time() > until, over)
+    assert way.trained(), over
     victim = way.host_of(moment.rank)
     cut = time.time()
     labs.kill_host(way.lab, victim)

@@ -55,13 +55,15 @@ class Rewinding:
             self.image_bytes = self._row.bytes
 
     def ready(self) -> bool:
-        """Whether a holder that is up has a snapshot that is younger than the last rewind and than
-        the first step. A large rank fills its memory before its first step, so an earlier snapshot
-        lacks that memory."""
+        """It has a snapshot at a holder which is up, made since the last rewind."""
         self._looked = 0.0
         self.alive()
-        held = bool(self._row.newest) and not self._row.why_not and self._state == "running"
-        return held and time.time() - self._row.age >= self._first_step()
+        return bool(self._row.newest) and not self._row.why_not and self._state == "running"
+
+    def trained(self) -> bool:
+        """It has one since it has begun to train. One of before lacks the memory that a large rank
+        fills first."""
+        return self.ready() and time.time() - self._row.age >= self._first_step()
 
     def _first_step(self) -> float:
         """When rank 0 made its first step, in seconds since 1970; inf if it has not yet."""

@@ -87,6 +87,9 @@ class Replicated:
         hosts = {each.host for each in self.history.lines if each.time > since}
         return len(hosts) == self._groups
 
+    def trained(self) -> bool:
+        return self.ready()
+
     def host_of(self, rank: int) -> str:
         return self.history.host_of(rank)
 
