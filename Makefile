@@ -97,7 +97,8 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 	@$(PROGRAM) compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
-# PARTS picks some of long, coverage, fault-matrix, soak, losses, fuzz and compat; SHORT=1 tries each for a minute or so.
+# PARTS picks some of long, coverage, fault-matrix, soak, losses, fuzz and compat; SHORT=1 tries each
+# for a minute or so, but for coverage.
 # A part that fails does not keep the others from running. A later call runs only what has not passed
 # with this code; FRESH=1 runs all parts again, and those that PARTS names are always run.
 nightly: ## All that takes hours, one after the other (root), and one page; build/nightly/

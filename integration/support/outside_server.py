@@ -37,5 +37,8 @@ def outside_server(lab: LabSession) -> Iterator[tuple[str, Callable[[], None]]]:
         def met() -> None:
             assert said.readline() == "met\n"
 
-        assert said.readline() == "ready\n"
-        yield machine.address, met
+        try:
+            assert said.readline() == "ready\n"
+            yield machine.address, met
+        finally:
+            server.kill()  # it may be waiting for a connection yet
