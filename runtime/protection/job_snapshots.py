@@ -21,8 +21,8 @@ from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..fleet.fleet import Fleet
 from ..losses.cut_links import EARLY, silences
+from ..model.holders import beside, choose_holders, choose_neighbours, die_together
 from ..model.jobs import Job
-from ..model.snapshots import beside, choose_holders, choose_neighbours, die_together
 from ..snapshot.context import SnapshotContext
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.protection_row import Holders, withstands

@@ -18,9 +18,10 @@ from ... import units
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..fleet.fleet import Fleet
+from ..model.holders import die_together
 from ..model.interval import expected_cost
 from ..model.jobs import Job
-from ..model.snapshots import NEEDED_AT_ONCE, SHORT, die_together
+from ..model.snapshots import NEEDED_AT_ONCE, SHORT
 from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
 from ..snapshot.protection_notes import ProtectionNotes, same, words

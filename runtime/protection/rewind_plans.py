@@ -11,7 +11,8 @@ from ..losses.lookout import Lookout
 from ..migration.beside_rewinds import going_on
 from ..migration.migration import Migration
 from ..model.jobs import Job
-from ..model.snapshots import Generation, Place, rewind_plan
+from ..model.rewind_places import Place, rewind_plan
+from ..model.snapshots import Generation
 from ..snapshot.images_gone import images_gone
 from ..snapshot.protection_notes import offer
 

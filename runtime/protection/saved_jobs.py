@@ -23,7 +23,8 @@ from ..fleet.fleet import Fleet
 from ..messages import ResumptionOrdered, RunJob
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
-from ..model.snapshots import Generation, rewind_plan
+from ..model.rewind_places import rewind_plan
+from ..model.snapshots import Generation
 from ..snapshot.directory_images import DirectoryImages, Found
 from ..snapshot.saved_snapshot import overlay_of
 

@@ -30,7 +30,8 @@ from ..fleet.endings import Endings
 from ..fleet.fleet import Fleet
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Job
-from ..model.snapshots import Generation, Place, image_name, rewind_plan
+from ..model.rewind_places import Place, rewind_plan
+from ..model.snapshots import Generation, image_name
 from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_notes import offer

@@ -13,7 +13,8 @@ from ...errors import NotFound, Unreachable
 from .. import messages
 from ..config.cluster import Cluster
 from ..model.jobs import Capsule, Job
-from ..model.snapshots import Generation, Place, image_name
+from ..model.rewind_places import Place
+from ..model.snapshots import Generation, image_name
 
 COMPARED_PER_S = 1e9
 """A holder is expected to compare at least so many bytes of images per second; most do ten times as

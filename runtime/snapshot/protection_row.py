@@ -13,8 +13,10 @@ import msgspec
 from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
 from ..model.failures import NOTHING_SEEN, FailuresSeen, source
+from ..model.holders import HostSeen, die_together
 from ..model.jobs import Job
-from ..model.snapshots import SHORT, Generation, HostSeen, Room, die_together, rewind_plan
+from ..model.rewind_places import Room, rewind_plan
+from ..model.snapshots import SHORT, Generation
 
 REWIND_BASE_S = 1.0
 SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6

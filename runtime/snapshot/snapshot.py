@@ -34,8 +34,9 @@ from ...errors import LiveshiftError, Refused, StepFailed
 from ..cost.model import max_pause
 from ..daemon.faultpoints import reached
 from ..migration.context import NoBoundary
+from ..model.holders import beside, die_together
 from ..model.jobs import Job
-from ..model.snapshots import Generation, beside, die_together, image_name
+from ..model.snapshots import Generation, image_name
 from .capsule_image import CapsuleImage
 from .context import SnapshotContext
 

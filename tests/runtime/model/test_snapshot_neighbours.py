@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from liveshift.runtime.model.snapshots import (
-    Generation,
-    Place,
-    beside,
-    choose_holders,
-    choose_neighbours,
-    die_together,
-    rewind_plan,
-)
+from liveshift.runtime.model.holders import beside, choose_holders, choose_neighbours, die_together
+from liveshift.runtime.model.rewind_places import Place, rewind_plan
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import HostView
 
 OWNERS = {"gpt/0": "h0", "gpt/1": "h1"}

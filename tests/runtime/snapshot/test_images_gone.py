@@ -12,7 +12,8 @@ from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import LiveshiftError, NotFound, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.model.snapshots import Generation, Place
+from liveshift.runtime.model.rewind_places import Place
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.snapshot.images_gone import images_gone
 
 

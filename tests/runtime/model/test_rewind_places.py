@@ -1,156 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds a job's snapshots, and where a rewind puts its capsules."""
+"""Where a rewind puts the capsules of a job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_hosts import NEED, OWNERS, generation, host, seat
 
-from liveshift.runtime.messages import GpuSeat
-from liveshift.runtime.model import snapshots
-from liveshift.runtime.model.snapshots import (
-    Generation,
-    Place,
-    Room,
-    choose_holders,
-    image_name,
-    restore_name,
-    rewind_plan,
-    snapshot_of,
-)
+from liveshift.runtime.model import rewind_places
+from liveshift.runtime.model.rewind_places import Place, Room, rewind_plan
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import GpuNeed, HostView
-
-OWNERS = {"gpt/0": "h0", "gpt/1": "h1"}
-
-
-def seat(uuid: str, *, free: bool = True, model: str = "H100") -> GpuSeat:
-    return GpuSeat(uuid, model, free)
-
-
-NEED = GpuNeed(frozenset({"b0"}), (seat("b0", free=False),))
-"""One GPU of h1."""
-
-
-def host(
-    name: str,
-    used: int = 0,
-    slots: int = 2,
-    spare: str = "floating",
-    up: bool = True,
-    tainted: bool = False,
-    gpus: tuple[GpuSeat, ...] = (),
-) -> HostView:
-    return HostView(name, spare, slots, used, up, tainted, gpus)
-
-
-def generation(**holders: str) -> Generation:
-    """Of gpt/0 and gpt/1; ``a`` and ``b`` name the holders of their images."""
-    held = {"gpt/0": [holders["a"]], "gpt/1": [holders["b"]]}
-    return Generation(17, "gpt", "step 9", 5.0, 0, {"gpt/0": ("h0", 1), "gpt/1": ("h1", 1)}, held)
-
-
-def test_names() -> None:
-    assert (image_name(17, 0), restore_name(4, 3)) == ("s17.0", "r4.3")
-    assert generation(a="h2", b="h2").name == "s17"
-    assert snapshot_of(image_name(17, 250)) == 17
-    for other in (
-        "m17",
-        "s17",
-        "s0.1",
-        "s-1.0",
-        "s17.",
-        "r4.0",
-        "s17.0.1",
-        "s" + "9" * 19 + ".0",
-        "s².0",
-    ):
-        assert snapshot_of(other) is None
-
-
-def test_a_generation_outlives_the_journal() -> None:
-    made = replace(generation(a="h2", b="h3"), gpus={"gpt/1": NEED}, carried=["gpt/0"])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Generation) == made
-
-
-# ---- holders ---------------------------------------------------------------------------------
-
-
-def holders(
-    hosts: list[HostView],
-    domains: dict[str, str] | None = None,
-    before: dict[str, str] | None = None,
-) -> dict[str, str] | str:
-    mine = [host("h0", used=1), host("h1", used=1)]
-    return choose_holders([*mine, *hosts], OWNERS, domains or {}, before or {})
-
-
-def test_the_images_are_spread_over_hosts_without_a_capsule_of_the_job() -> None:
-    assert holders([host("h2"), host("h3")]) == {"gpt/0": "h2", "gpt/1": "h3"}
-    assert holders([host("h2")]) == {"gpt/0": "h2", "gpt/1": "h2"}
-
-
-def test_a_host_that_can_take_the_capsule_over_comes_first() -> None:
-    full = host("h2", used=2)
-    assert holders([full, host("h3")]) == {"gpt/0": "h3", "gpt/1": "h3"}
-    assert holders([full]) == {"gpt/0": "h2", "gpt/1": "h2"}, "an image takes no slot"
-    spare = host("h3", spare="dedicated")
-    assert holders([host("h2"), spare]) == {"gpt/0": "h3", "gpt/1": "h2"}
-    assert holders([host("h2", used=1), host("h3")]) == {"gpt/0": "h3", "gpt/1": "h2"}
-
-
-def test_an_earlier_holder_stays_as_long_as_it_can() -> None:
-    before = {"gpt/0": "h3", "gpt/1": "h3"}
-    assert holders([host("h2"), host("h3", used=2)], before=before) == before
-    away = [host("h2"), host("h3", tainted=True)]
-    assert holders(away, before=before) == {"gpt/0": "h2", "gpt/1": "h2"}
-    assert holders([host("h2")], before={"gpt/0": "h1"}) == {"gpt/0": "h2", "gpt/1": "h2"}
-
-
-def test_a_holder_shares_no_failure_domain_with_the_job() -> None:
-    hosts = [host("h2"), host("h3")]
-    assert holders(hosts, {"h1": "rack 1", "h2": "rack 1"}) == {"gpt/0": "h3", "gpt/1": "h3"}
-    assert holders(hosts, {"h2": "rack 2", "h3": "rack 2"}) == {"gpt/0": "h2", "gpt/1": "h3"}
-
-
-def test_a_large_cluster_without_a_holder_is_a_line_of_reasons() -> None:
-    many = [host(f"g{n}", up=False) for n in range(500)]
-    racks = {f"x{n}": f"rack {n % 2}" for n in range(20)} | {"h0": "rack 0", "h1": "rack 1"}
-    text = holders([*many, *(host(f"x{n}") for n in range(20))], racks)
-    assert text == (
-        "no host can hold its snapshots: g0 is not up (499 more as well);"
-        " x0 is in one failure domain with h0, which runs a capsule of the job (9 more as well);"
-        " x1 is in one failure domain with h1, which runs a capsule of the job (9 more as well);"
-        " h0 runs a capsule of the job (1 more as well)"
-    )
-    each = [replace(host(f"x{n}"), memory_left=n / 1000) for n in range(10)]
-    assert str(holders(each)).endswith("; x4 is short of memory (0.4% is left); and 5 more reasons")
-
-
-def test_a_host_that_is_short_of_memory_holds_nothing() -> None:
-    short = replace(host("h2"), memory_left=0.049)
-    assert holders([short, host("h3")], before={"gpt/0": "h2"}) == {"gpt/0": "h3", "gpt/1": "h3"}
-
-
-def test_without_a_holder_each_host_s_reason_is_said() -> None:
-    hosts = [
-        host("h2", up=False),
-        host("h3", tainted=True),
-        host("h4", spare="none"),
-        host("h5"),
-    ]
-    assert holders(hosts, {"h0": "rack 1", "h5": "rack 1"}) == (
-        "no host can hold its snapshots: h0 runs a capsule of the job"
-        " (1 more as well); h2 is not up; h3 is tainted or cordoned;"
-        " h4 receives nothing (spare = none);"
-        " h5 is in one failure domain with h0, which runs a capsule of the job"
-    )
-
-
-# ---- a rewind --------------------------------------------------------------------------------
 
 
 def plan(
@@ -322,7 +185,7 @@ def test_what_gpus_hosts_lack_is_found_out_once_for_all_jobs(
         asked.append(need)
         return "has none"
 
-    monkeypatch.setattr(snapshots, "lacks", lacks)
+    monkeypatch.setattr(rewind_places, "lacks", lacks)
     room = Room([host(f"h{n}") for n in range(100)])
     for number in range(50):
         used, rest = (seat(f"{number}-{k}", free=False) for k in range(2))
@@ -379,11 +242,3 @@ def test_a_capsule_may_go_back_to_the_gpu_that_it_had() -> None:
     back = host("h1", used=1, slots=1, gpus=(seat("b0", free=False),))
     hosts = [host("h0", used=1), back, host("h2")]
     assert with_gpus(hosts, ["gpt/1"], gpt_1=NEED) == {"gpt/0": "h0", "gpt/1": "h1"}
-
-
-def test_a_host_with_a_gpu_to_spare_holds_the_image() -> None:
-    mine = [host("h0", used=1), host("h1", used=1)]
-    hosts = [*mine, host("h2"), host("h3", gpus=(seat("d0"),))]
-    needs = dict.fromkeys(OWNERS, NEED)
-    assert choose_holders(hosts, OWNERS, {}, {}, needs) == {"gpt/0": "h3", "gpt/1": "h3"}
-    assert choose_holders(hosts[:3], OWNERS, {}, {}, needs) == {"gpt/0": "h2", "gpt/1": "h2"}
