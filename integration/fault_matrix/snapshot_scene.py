@@ -53,10 +53,15 @@ class SnapshotScene(Stage):
     # ---- what people do ----
 
     def suspend(self) -> None:
-        """The job runs nowhere when this returns. Nothing will be over then before the next
-        :meth:`expect_later`: harm lasts as long as it may."""
-        self.holder = self.session.json("suspend", self.job.name)["holders"][self.capsule]
+        """The job runs nowhere when this returns, and each of its images is on two hosts. The
+        holder is the one that would give rank 1's to a resumption now. Nothing will be over then
+        before the next :meth:`expect_later`: harm lasts as long as it may."""
+        self.session.json("suspend", self.job.name)
         assert self.running() == [], "a suspended job has processes"
+        eventually(self._is_copied, "each image to be on two hosts", 60)
+        planned = self.session.json("resume", self.job.name, "--dry-run")
+        self.holder = planned["where"][self.capsule]
+        assert self.holder in self.job.protection().holders
         self._rests = True
 
     def kill_rank(self) -> None:
@@ -118,6 +123,10 @@ class SnapshotScene(Stage):
         """Whether the suspended job cannot be resumed."""
         last = self.refused[-REFUSALS:]
         return len(last) == REFUSALS and len(set(last)) == 1
+
+    def _is_copied(self) -> bool:
+        found = self.job.protection()
+        return bool(found.holders) and not found.alone
 
     def _row(self) -> JobRow | None:
         """None while the orchestrator does not answer."""

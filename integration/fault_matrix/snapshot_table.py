@@ -102,7 +102,7 @@ owner-power-lost         r r r   r r R   . .   r s s   s
 holder-agent-killed      t t t   r r r   r R   t s s   s
 holder-agent-stalled     t t t   r r r   r r   t s s   s
 holder-cut-off           t t t   r r r   r r   t s s   s
-holder-power-lost        t t t   r r r   l l   t l l   l
+holder-power-lost        t t t   r r r   l l   t l l   S
 cut-owner-holder         t t t   r r r   . .   t s s   .
 cut-owner-orchestrator   t t t   r r r   . .   t s s   .
 cut-holder-orchestrator  t t t   r r r   r r   t s s   s
@@ -110,7 +110,7 @@ rank-killed              r R r   . . .   . .   r s .   .
 dump-killed              . T .   . . .   . .   t . .   .
 images-full              t t t   r r .   r r   2 . .   .
 bits-flipped             t t .   . . .   . .   2 . .   .
-held-image-flipped       . . t   r . .   l .   . . .   L
+held-image-flipped       . . t   r . .   l .   . . .   S
 all-images-flipped       . . .   l . .   . .   . . .   .
 """
 

@@ -99,12 +99,41 @@ def test_it_leaves_its_hosts_and_goes_on_elsewhere(
     job.assert_begins_like_never_moved(references)
 
 
+def _lose(lab: LabSession, job: Job, host: str) -> None:
+    """Cut the power of a host that holds an image, and switch it on once other hosts have it."""
+    labs.kill_host(lab.lab, host)
+    eventually(lambda: lab.host(host).state == "lost", f"{host} to be missed", 20)
+    assert protection(job).why_not == "", "it can be resumed"
+    eventually(lambda: host not in protection(job).holders, "other hosts to have it", 30)
+    lab.boot(host)
+
+
+def test_it_outlives_any_host_that_holds_it(
+    lab: LabSession, job: Job, references: References
+) -> None:
+    """One after the other: what a dead one had is copied again."""
+    lab.json("suspend", job.name)
+    steps = [numbers(job, rank) for rank in range(2)]
+    for _ in range(3):
+        eventually(lambda: not protection(job).alone, "each image to be on two hosts", 30)
+        _lose(lab, job, protection(job).holders[0])
+    copied = [event.text for event in lab.history(job.name) if event.kind == "copied"]
+    assert len(copied) == 4, copied
+    lab.json("resume", job.name)
+    job.go_on(AFTER)
+    for rank in range(2):
+        there = numbers(job, rank)
+        assert there[: len(steps[rank])] == steps[rank]
+        assert there == list(range(1, len(there) + 1)), "each step once"
+    job.assert_begins_like_never_moved(references)
+
+
 @pytest.mark.long
 def test_a_suspended_job_can_be_stopped(lab: LabSession, job: Job) -> None:
     lab.json("suspend", job.name)
     holder = protection(job).holders[0]
-    drained = lab.cli("drain", holder)
-    assert f"resume {job.name}" in " ".join((drained.out + drained.err).split())
+    eventually(lambda: not protection(job).alone, "each image to be on two hosts", 30)
+    assert lab.json("drain", holder)["holds"] == [], "another host has it too"
     lab.cli("uncordon", holder)
     assert lab.json("stop", job.name)["state"] == "ended"
     assert anywhere(job) == set()

@@ -174,7 +174,7 @@ class Draining:
                     job.name
                     for job in status.jobs
                     if job.state == "suspended" and job.protection is not None
-                    if self.host in job.protection.holders
+                    if self.host in job.protection.alone
                 ]
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]

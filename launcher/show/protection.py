@@ -66,6 +66,10 @@ def _suspended(job: str, row: ProtectionRow) -> Iterator[Text]:
     yield Text(f"{job}: suspended {render.clock(row.age)} ago; {row.newest} is {where}")
     if row.why_not:
         yield Text(f"{job}: cannot be resumed now: {row.why_not}", style="yellow")
+    elif row.alone:
+        has = "has" if len(row.alone) == 1 else "have"
+        text = f"{some(row.alone, 8)} {has} the only copy of an image of it, so far"
+        yield Text(f"{job}: {text}", style="yellow")
 
 
 def _snapshot(row: ProtectionRow) -> str:

@@ -76,6 +76,7 @@ class HoldingHandlers:
         # By capsule. A repeated request waits for the first one.
         self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._forwarding: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._copying: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._saving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # By job.
         self._cutting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -97,6 +98,7 @@ class HoldingHandlers:
         comes = any(not generation.kept and not generation.note.own for generation in found)
         at_work = (
             *self._forwarding.values(),
+            *self._copying.values(),
             *self._saving.values(),
             *self._preparing.values(),
         )
@@ -113,6 +115,9 @@ class HoldingHandlers:
         image, name = request.image, request.spec.name
         note = _note(request)
         async with self._preparing[name]:
+            if request.anew:
+                await asyncio.to_thread(self._images.give_up, image)
+                self._registry.receiver.forget(image)
             here = [g for g in self._images.generations() if g.note.spec.name == name]
             repeated = any(g.note.migration == image for g in here)
             if not (repeated or request.own):
@@ -219,7 +224,12 @@ class HoldingHandlers:
         return messages.CutBackDone(cut, left)
 
     async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:
-        """Send an image to a host that restores it; it stays here as it is."""
+        """Send an image to a host that restores it, or becomes a further holder of it; it stays
+        here as it is."""
+        if request.migration == request.image:
+            # A resumption does not wait until it is there.
+            async with self._copying[request.capsule]:
+                return await self._send(*self._images.find(request.image), request)
         async with self._forwarding[request.capsule]:
             capsule, number = self._images.find(request.image)
             if request.destination == self._capsule_table.host:

@@ -29,7 +29,8 @@ After the pause ``CloseSnapshot`` asks the sources for digests, ``CheckHeld`` th
 them, and the journal makes the snapshot complete. A rewind: ``GetHeld``
 asks the holders, the journal takes all capsules back, ``EndEarlier`` goes to all hosts of the job;
 then B, ``ForwardHeld``, H, I and J for each capsule. A suspension is a snapshot without a thaw:
-``SealSnapshot`` in place of ``CloseSnapshot``, and then ``EndEarlier``. A resumption is a rewind.
+``SealSnapshot`` in place of ``CloseSnapshot``, and then ``EndEarlier``. Its images go on to second
+hosts: ``GetHeld``, ``Hold``, ``ForwardHeld``, ``CheckHeld``. A resumption is a rewind.
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` is a request. The same
 with ``"ok"`` is an answer, with ``"error": [kind, message, hint]`` a refusal. Tags are the class

@@ -36,6 +36,8 @@ class Hold(Message, frozen=True):
     over the wire. The copy goes when a holder's image or the host's processes need the memory.
     ``stays``: it does not, as a further holder's image does not. The hosts of the job hold each
     other's images then, and this copy may be the one that is left.
+    ``anew``: this is a copy of a complete image, which ``source`` holds. So what the host has of an
+    image of that name is removed first; refused while that is being sent on.
     """
 
     image: str
@@ -51,6 +53,7 @@ class Hold(Message, frozen=True):
     gpu: GpuSurvey | None = None
     own: bool = False
     stays: bool = False
+    anew: bool = False
 
 
 class Holding(Answer, frozen=True):
@@ -185,7 +188,8 @@ class HeldFacts(Answer, frozen=True):
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
     with its size in bytes at that moment. ``identities``: which files these were, where the file
     system tells. ``appended``: those that were open only for appending. A path is bytes: a message
-    has no text that is not UTF-8. ``gpu``: as in Hold."""
+    has no text that is not UTF-8. ``gpu``: as in Hold. ``digest``: of the memory, for CheckHeld at
+    another holder; empty if the image came with none (kept_sums.py)."""
 
     survey: Survey
     facts: HostFacts
@@ -194,6 +198,7 @@ class HeldFacts(Answer, frozen=True):
     gpu: GpuSurvey | None = None
     identities: dict[bytes, Identity] = msgspec.field(default_factory=dict)
     appended: list[bytes] = msgspec.field(default_factory=list)
+    digest: bytes = b""
 
 
 class CutBack(Message, frozen=True):
@@ -226,6 +231,7 @@ class ForwardHeld(Message, frozen=True):
     holder itself takes it without the wire.
 
     ``migration``: the name under which it is reserved, such as r4.0. The held image stays as it is.
+    If it is the name of the image itself, ``destination`` becomes a further holder of it (Hold).
     """
 
     image: str

@@ -134,6 +134,31 @@ def choose_neighbours(
     return chosen
 
 
+def choose_second(
+    hosts: Iterable[HostSeen],
+    first: Mapping[str, str],
+    domains: Mapping[str, str],
+    load: Mapping[str, int],
+) -> dict[str, str] | str:
+    """Return a further holder for each image of a suspended job that only one host has, or a text
+    that says why one of them gets none: it must not share a failure domain with the first.
+
+    ``first``: capsule → the host that has its image. ``load``: how many images of the job each host
+    has. As for the first holder, hosts that could run a capsule come first.
+    """
+    known, taken = list(hosts), Counter(load)
+    chosen: dict[str, str] = {}
+    for capsule, holder in first.items():
+        refused = {host.name: _why_no_second(host, holder, domains) for host in known}
+        able = [host for host in known if not refused[host.name]]
+        if not able:
+            return f"no other host can hold the image of {capsule}: {reasons(refused)}"
+        best = min(able, key=lambda host: _as_holder(host, NO_GPUS, taken[host.name])).name
+        taken[best] += 1
+        chosen[capsule] = best
+    return chosen
+
+
 def _places_after(known: Iterable[HostSeen], refused: Mapping[str, str | None]) -> dict[str, int]:
     """For each host, where those that are not refused go on after it. The search for a neighbour
     begins there and goes round, so each host of a job gets one image."""
@@ -187,6 +212,18 @@ def _why_no_holder(
         return "runs a capsule of the job"
     if owner := beside(host.name, owners.values(), domains):
         return f"is in one failure domain with {owner}, which runs a capsule of the job"
+    return _why_unfit(host)
+
+
+def _why_no_second(host: HostSeen, first: str, domains: Mapping[str, str]) -> str | None:
+    if host.name == first:
+        return "has it already"
+    if beside(host.name, [first], domains):
+        return f"is in one failure domain with {first}, which has it"
+    return _why_unfit(host)
+
+
+def _why_unfit(host: HostSeen) -> str | None:
     if not host.up:
         return "is not up"
     if not host.takes_work:

@@ -101,6 +101,7 @@ class Job:
     snapshot, as text, or "". ``silent``: what a person must know while no host of it is heard, as
     text, or "". ``rewinding``: how far its rewind is, or why it is not taken back yet, as text; ""
     if nothing of it is lost.
+    ``copying_to``: for each image of a suspended job that is being copied, the host that gets it.
     ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
     none did since the boundary of ``newest``. ``since``: the number of the first event of its
     history; earlier ones are of an earlier job of that name.
@@ -125,6 +126,7 @@ class Job:
     unprotected: str = ""
     silent: str = ""
     rewinding: str = ""
+    copying_to: dict[str, str] = field(default_factory=dict)
     end_asked: float = 0.0
     since: int = 0
     ended: int = 0

@@ -68,6 +68,12 @@ class Generation:
         """The name of the snapshot in ``directory``."""
         return self.saved or self.name
 
+    def same_images(self, other: Generation) -> bool:
+        """Whether both are the same snapshot in the same place: in memory, perhaps of more or fewer
+        hosts, or in the same directory."""
+        mine = self.number, self.directory, bool(self.holders)
+        return mine == (other.number, other.directory, bool(other.holders))
+
     def home(self, capsule: str) -> str:
         """The host on which the capsule was, if it may still have a copy of the image and is no
         holder; else ""."""

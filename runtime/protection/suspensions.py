@@ -7,7 +7,8 @@ also says that the job is suspended (snapshot/snapshot.py). From then on every c
 counts as an earlier one. They end here, on each host that is up; another host ends its own when it
 returns, as the address book tells it to.
 
-Its images may be saved in a directory that all hosts see; then no host needs to keep them. A host
+Each image goes on to a second host, so that any one of them may die (second_copies.py). The images
+may be saved in a directory that all hosts see; then no host needs to keep them. A host
 that resumes a capsule of such a job loads its image first, and then holds it as any other
 (saved_jobs.py).
 
@@ -21,6 +22,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Collection, Mapping
 
 from ... import units
 from ...errors import LiveshiftError, NotFound, Refused, Unreachable
@@ -35,10 +37,11 @@ from ..model.snapshots import Generation, image_name
 from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_notes import offer
-from ..snapshot.protection_row import holders_of
+from ..snapshot.protection_row import Holders, holders_of, reachable
 from .ordered_snapshots import OrderedSnapshots
 from .rewinds import Rewinds
 from .saved_jobs import SavedJobs
+from .second_copies import SecondCopies
 
 log = logging.getLogger("liveshift.suspensions")
 
@@ -67,6 +70,7 @@ class Suspensions:
         self._rewinds = rewinds
         self._endings = endings
         self._saved = saved
+        self._second = SecondCopies(fleet, rewinds, saved.busy)
         self._tables = fleet.journal.snapshots
         self._rows: dict[str, RewindRow] = {}  # by job: its suspension
         self._clear: set[int] = set()  # suspensions, by number, whose jobs have no copy left
@@ -112,19 +116,14 @@ class Suspensions:
             why = f"it is suspended at {generation.saved_name}, not at {snapshot}"
             raise _cannot(job, "resumed", why, hint)
         up = self._fleet.up()
-        held = all(any(h in up for h in generation.holders.get(name, ())) for name in names)
-        directory = source or ("" if held else generation.directory)
+        here = reachable(job, Holders.of(self._fleet.views()))
+        directory = source or ("" if all(here.values()) else generation.directory)
         self._saved.check_free(job, "resumed")
         found = await self._saved.find(job, directory) if directory else None
         _check_suspended(job, generation)
         # From a directory any host can take an image.
-        there = dict.fromkeys(names, up) if directory else generation.holders
-        views = self._fleet.views()
-        last = self._fleet.left_hosts.recent()
-        images = dataclasses.replace(generation, holders=there)
-        plan = rewind_plan(views, images, names, names, last=last)
-        if isinstance(plan, str):
-            raise _cannot(job, "resumed", plan, "it stays suspended until then")
+        there = dict.fromkeys(names, up) if directory else {}
+        plan = self._plan(job, generation, there)
         if not dry_run and found is None:
             plan = await self._checked(job, generation, plan)
         where = {name: place.host for name, place in plan.items()}
@@ -144,14 +143,38 @@ class Suspensions:
         self._note_resuming(job, f"{generation.name}: {text}", who)
         return ordered
 
+    def _plan(
+        self,
+        job: Job,
+        generation: Generation,
+        there: Mapping[str, list[str]],
+        gone: Collection[tuple[str, str]] = (),
+    ) -> dict[str, Place]:
+        """Where the capsules go. ``there``: who gives each image; by default the holders that can,
+        but for the pairs of capsule and holder in ``gone``. Raises Refused."""
+        names = dict.fromkeys(job.capsules, "")
+        giving = reachable(job, Holders.of(self._fleet.views()))
+        held = {n: [h for h in hosts if (n, h) not in gone] for n, hosts in giving.items()}
+        # If no host can give an image, the reason names those that hold it.
+        found = {
+            name: there.get(name) or hosts or generation.holders.get(name, [])
+            for name, hosts in held.items()
+        }
+        images = dataclasses.replace(generation, holders=found)
+        last = self._fleet.left_hosts.recent()
+        plan = rewind_plan(self._fleet.views(), images, names, names, last=last)
+        if isinstance(plan, str):
+            raise _cannot(job, "resumed", plan, "it stays suspended until then")
+        return plan
+
     async def _checked(
         self, job: Job, generation: Generation, plan: dict[str, Place]
     ) -> dict[str, Place]:
         """The plan, or the one that has taken its place, once all its holders have said that they
         have the images. Meanwhile a host may die, or another job take a slot. Raises as
         :meth:`resume`."""
-        names = dict.fromkeys(job.capsules, "")
         asked: set[tuple[str, str]] = set()
+        gone: set[tuple[str, str]] = set()
         while True:
             for name, place in plan.items():
                 if (name, place.holder) in asked:
@@ -162,12 +185,15 @@ class Suspensions:
                     if self._fleet.is_up(place.holder):
                         raise
                     break  # another holder may have the image as well
+                except Refused:
+                    gone.add((name, place.holder))
+                    held = reachable(job, Holders.of(self._fleet.views()))[name]
+                    if all((name, host) in gone for host in held):
+                        raise
+                    break
                 asked.add((name, place.holder))
             self._saved.check_free(job, "resumed")  # they may be being saved since
-            last = self._fleet.left_hosts.recent()
-            again = rewind_plan(self._fleet.views(), generation, names, names, last=last)
-            if isinstance(again, str):
-                raise _cannot(job, "resumed", again, "it stays suspended until then")
+            again = self._plan(job, generation, {}, gone)
             if again == plan:
                 return plan
             plan = again
@@ -278,6 +304,7 @@ class Suspensions:
     def _look_at(self, job: Job | None, row: RewindRow) -> None:
         if job is None or job.rewinds != row.rewinds or job.state == "ended":
             del self._rows[row.job]
+            self._second.forget(row.job)
         elif job.name in self._saved.forgetting:
             pass  # its book would be removed with that of the ended job
         elif job.name not in self._busy and job.state == "ending":
@@ -285,6 +312,8 @@ class Suspensions:
         elif job.name not in self._busy and row.number not in self._clear:
             self._busy.add(job.name)
             self._tasks.spawn(self._end_copies(job, row))
+        elif row.number in self._clear:
+            self._second.copy_what_is_alone(job)
 
     def _end(self, job: Job) -> None:
         """End a job that was stopped while it was suspended: no signal reaches it."""
@@ -349,7 +378,7 @@ def _check_suspended(job: Job, at: Generation | None = None) -> None:
     """Raise Refused if the job is not suspended, or if its images are not those of ``at``."""
     if job.state != "suspended":
         raise _cannot(job, "resumed", f"it is {job.state}, not suspended", "")
-    if at is not None and job.newest is not at:
+    if at is not None and not (job.newest is not None and job.newest.same_images(at)):
         raise _cannot(job, "resumed", "its images have been moved meanwhile", "try again")
 
 

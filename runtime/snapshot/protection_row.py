@@ -5,7 +5,7 @@ Pure functions."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
@@ -16,7 +16,7 @@ from ..model.failures import NOTHING_SEEN, FailuresSeen, source
 from ..model.holders import HostSeen, die_together
 from ..model.jobs import Job
 from ..model.rewind_places import Room, rewind_plan
-from ..model.snapshots import SHORT, Generation
+from ..model.snapshots import SHORT, Generation, image_name
 
 REWIND_BASE_S = 1.0
 SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6
@@ -55,17 +55,16 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
         return ProtectionRow(every, why_not=why, auto=auto)
     age = max(0.0, now - newest.time)
     if job.state == "suspended":
-        held = holders_of(job)
-        why = "" if newest.directory else _gone(job, newest, seen.holders)
         return ProtectionRow(
             every,
             newest.name,
             age,
             newest.bytes,
-            held,
-            why_not=why,
+            holders_of(job),
+            why_not="" if newest.directory else _missing(job, seen.holders),
             auto=auto,
             directory=newest.directory,
+            alone=[] if newest.directory else _alone(job, seen.holders),
         )
     near = seen.room.near(newest, job.owners)
     in_place = _in_place(job, newest, near)
@@ -161,12 +160,42 @@ def withstands(job: Job, domains: Mapping[str, str], hosts: Holders) -> bool:
 
 def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
     """Which holder cannot give its images now, as text; "" if all can."""
-    for holder in holders_of(job):
+    for holder in sorted({h for held in newest.holders.values() for h in held}):
         if holder not in hosts.up:
             return f"{holder}, which keeps {newest.name}, is not up"
         if holder in lost_images(job, hosts):
             return f"{holder}, which kept {newest.name}, has lost its memory since"
     return ""
+
+
+def reachable(job: Job, hosts: Holders) -> dict[str, list[str]]:
+    """For each capsule, the hosts that can give its image of the job's newest snapshot now: they
+    hold it, are up, and have not lost their memory."""
+    newest = job.newest
+    if newest is None:
+        return {}
+
+    def gives(host: str, capsule: str) -> bool:
+        image = image_name(newest.number, job.capsules[capsule].index)
+        return host in hosts.up and image not in hosts.lost.get(host, ())
+
+    found = {name: newest.holders.get(name, []) for name in job.capsules}
+    return {name: [h for h in held if gives(h, name)] for name, held in found.items()}
+
+
+def _missing(job: Job, hosts: Holders) -> str:
+    """Which image of a suspended job no host can give now, as text; "" if none is missing."""
+    for name, giving in reachable(job, hosts).items():
+        if not giving and job.newest is not None:
+            held = {name: job.newest.holders.get(name, [])}
+            return _gone(job, replace(job.newest, holders=held), hosts) or f"no host keeps {name}"
+    return ""
+
+
+def _alone(job: Job, hosts: Holders) -> list[str]:
+    """The hosts of which each has the only copy of an image of a suspended job."""
+    found = reachable(job, hosts).values()
+    return sorted({giving[0] for giving in found if len(giving) == 1})
 
 
 def lost_images(job: Job, hosts: Holders) -> list[str]:

@@ -211,6 +211,7 @@ class HeldCapsule:
                     note.gpu,
                     {path: which for path, which in manifest.shared.items() if path in written},
                     sorted(appended),
+                    generation.digest(),
                 )
             except OSError as error:
                 raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
@@ -233,7 +234,7 @@ class HeldCapsule:
     def compare(self, number: int) -> None:
         """Compare a generation that is kept with what it was then. Raises as :meth:`forward`
         does, which need not compare it again soon after."""
-        self._using(number, lambda generation, store: None)
+        self._using(number, lambda generation, store: generation.note_compared())
 
     def _using(self, number: int, send: Callable[[HeldGeneration, HeldStore], T]) -> T:
         with self._lock:
@@ -295,11 +296,24 @@ class HeldCapsule:
         with self._lock:
             if (generation := self._generations.pop(number, None)) is None:
                 return
-            generation.dropped = True
+            generation.stop()
             if generation.users:
                 self._leaving.add(generation)
             else:
                 self._end(generation)
+
+    def give_up(self, number: int) -> None:
+        """Remove a generation at once. Raises Refused, and removes nothing, while it is in use."""
+        with self._lock:
+            leaving = any(generation.number == number for generation in self._leaving)
+            lent = self._store is not None and self._store.lent
+            used = number in self._generations and (self._generations[number].users or lent)
+            if leaving or used:
+                raise Refused(
+                    f"s{number} in {self.directory} is in use still",
+                    hint="it is given up once it is not sent on any more; try again then",
+                )
+            self.drop(number)
 
     @property
     def gives_way(self) -> bool:

@@ -55,9 +55,10 @@ class HeldGeneration:
         self.inbox: Inbox | None = None
         """Takes the image; None once it is kept."""
         self.users = 0  # threads that send it on
-        self.dropped = False  # they must stop
+        self._dropped = False  # they must stop
+        self._wires: list[tuple[Sender, Lanes]] = []  # on which they do
         self._kept: Manifest | None = None
-        self._compared = float("-inf")  # when the image was last seen to be as it was kept
+        self._compared = float("-inf")  # when someone who asked was told that it is as it was kept
 
     def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
         """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
@@ -135,7 +136,7 @@ class HeldGeneration:
 
     def damage(self, store: HeldStore) -> str:
         """Say what of the image is not as it was kept; "" if all is. It reads the whole image,
-        unless that was done just before. Raises StepFailed, OSError."""
+        unless :meth:`note_compared` was called just before. Raises StepFailed, OSError."""
         if time.monotonic() - self._compared < COMPARED_S:
             return ""
 
@@ -143,9 +144,15 @@ class HeldGeneration:
             with store.view(self.number) as view:
                 return view.digest()
 
-        if not (why := kept_sums.damage(self.images, digest)):
-            self._compared = time.monotonic()
-        return why
+        return kept_sums.damage(self.images, digest)
+
+    def note_compared(self) -> None:
+        """Note that a rewind was told that the image is as it was kept."""
+        self._compared = time.monotonic()
+
+    def digest(self) -> bytes:
+        """The digest of its memory; as kept_sums.memory."""
+        return kept_sums.memory(self.images)
 
     def size(self, store: HeldStore) -> int:
         """Bytes that :meth:`forward` sends, to within the note. Raises StepFailed, OSError."""
@@ -161,7 +168,15 @@ class HeldGeneration:
             self._forward_memory(store, sender, lanes)
             return lanes.end
 
-        return self._send(sender, send_memory)
+        self._wires.append((sender, lanes))
+        try:
+            self._check()
+            return self._send(sender, send_memory)
+        except StepFailed:
+            self._check()  # then that is the reason
+            raise
+        finally:
+            self._wires.remove((sender, lanes))
 
     def hand_over(self, store: HeldStore, inbox: Inbox) -> Frozen:
         """Give the image to a capsule that is restored on this host: a copy of the files, and the
@@ -229,8 +244,15 @@ class HeldGeneration:
             lanes.finish()
             _send_table(sender, view.table)
 
+    def stop(self) -> None:
+        """Let the threads that send it on fail soon: it is dropped. They may wait for a host that
+        has dropped it before, and does not take it any more."""
+        self._dropped = True
+        for sender, lanes in self._wires.copy():
+            sender.until = lanes.until = float("-inf")
+
     def _check(self) -> None:
-        if self.dropped:
+        if self._dropped:
             raise StepFailed("ship", f"the image {self.note.migration} is not held any more")
 
     def close(self) -> None:

@@ -284,6 +284,12 @@ class HeldImages:
         with self._lock:  # a capsule that makes its directory below this one has the lock
             self._tidy()
 
+    def give_up(self, migration: str) -> None:
+        """As :meth:`drop`, but at once. Raises Refused while the image is in use."""
+        with contextlib.suppress(NotFound):
+            capsule, number = self.find(migration)
+            capsule.give_up(number)
+
     def _tidy(self) -> None:
         """Remove the directory if nothing is in it."""
         with contextlib.suppress(OSError):

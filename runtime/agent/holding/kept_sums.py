@@ -41,20 +41,19 @@ def write(images: Path, memory: bytes) -> None:
     unfinished.replace(images / FILE)
 
 
+def memory(images: Path) -> bytes:
+    """The digest of the memory as it was kept; b"" if the image came without one. Raises OSError,
+    StepFailed."""
+    noted = _read(images)
+    return noted.memory if noted is not None else b""
+
+
 def damage(images: Path, memory: Callable[[], bytes]) -> str:
     """Say what of the image is not as it was kept; "" if all is. ``memory`` computes the digest of
     the memory, which takes about 0.1 s per GB. Raises OSError, what ``memory`` raises, and
     StepFailed if the sums cannot be read: that says nothing about the image."""
-    try:
-        noted = msgspec.msgpack.decode((images / FILE).read_bytes(), type=_Sums)
-    except FileNotFoundError:
+    if (noted := _read(images)) is None:
         return ""
-    except (ValueError, msgspec.DecodeError) as error:
-        raise StepFailed(
-            "ship",
-            f"{images / FILE} cannot be read, so the image is not compared: {error}",
-            hint="remove that file if the image is to be taken as it is",
-        ) from error
     found = _files(images)
     for name in sorted(noted.files.keys() | found.keys()):
         if name not in found:
@@ -64,6 +63,19 @@ def damage(images: Path, memory: Callable[[], bytes]) -> str:
     if (digest := memory()) != noted.memory:
         return f"its memory has the digest {digest.hex()}, and was kept with {noted.memory.hex()}"
     return ""
+
+
+def _read(images: Path) -> _Sums | None:
+    try:
+        return msgspec.msgpack.decode((images / FILE).read_bytes(), type=_Sums)
+    except FileNotFoundError:
+        return None
+    except (ValueError, msgspec.DecodeError) as error:
+        raise StepFailed(
+            "ship",
+            f"{images / FILE} cannot be read, so the image is not compared: {error}",
+            hint="remove that file if the image is to be taken as it is",
+        ) from error
 
 
 def _files(images: Path) -> dict[str, int]:

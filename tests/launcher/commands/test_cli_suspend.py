@@ -7,6 +7,7 @@ import json
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 from cli_harness import Call, Starter, ended
 from doubles.suspensions import AGAIN, NOWHERE
@@ -263,7 +264,12 @@ def test_logs_says_that_the_job_is_suspended(
     assert "hint: `liveshift resume gpt`" in err
 
 
+def test_a_drain_does_not_warn_of_images_that_another_host_has_too(asleep: Any, call: Call) -> None:
+    assert call("drain", "h2") == (0, "h2 is empty and tainted\n", "")
+
+
 def test_a_drain_warns_of_images_that_no_other_host_has(asleep: Any, call: Call) -> None:
+    asleep.jobs["gpt"].protection = msgspec.structs.replace(KEPT, alone=["h2"])
     code, out, err = call("drain", "h2")
     assert (code, out) == (0, "h2 is empty and tainted\n")
     said = " ".join(err.split())

@@ -87,6 +87,14 @@ def test_a_suspended_job_that_cannot_be_resumed_now_shows_why(wide: bool) -> Non
     assert found[1:] == [f"gpt: cannot be resumed now: {GONE}"]
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_suspended_job_shows_which_host_it_depends_on(wide: bool) -> None:
+    found = lines(msgspec.structs.replace(KEPT, alone=["h2"]), wide=wide)
+    assert found[1:] == ["gpt: h2 has the only copy of an image of it, so far"]
+    found = lines(msgspec.structs.replace(KEPT, alone=["h2", "h3"]), wide=wide)
+    assert found[1:] == ["gpt: h2, h3 have the only copy of an image of it, so far"]
+
+
 @pytest.mark.parametrize("every", [0.0, 30.0])
 def test_a_suspended_job_without_an_image_does_not_show_one(every: float) -> None:
     """As after a journal was put back from a backup."""

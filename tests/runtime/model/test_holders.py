@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planned_hosts import NEED, OWNERS, host, seat
 
-from liveshift.runtime.model.holders import choose_holders
+from liveshift.runtime.model.holders import choose_holders, choose_second
 from liveshift.runtime.model.spares import HostView
 
 
@@ -88,3 +88,41 @@ def test_a_host_with_a_gpu_to_spare_holds_the_image() -> None:
     needs = dict.fromkeys(OWNERS, NEED)
     assert choose_holders(hosts, OWNERS, {}, {}, needs) == {"gpt/0": "h3", "gpt/1": "h3"}
     assert choose_holders(hosts[:3], OWNERS, {}, {}, needs) == {"gpt/0": "h2", "gpt/1": "h2"}
+
+
+# ---- a second holder -----------------------------------------------------------------------------
+
+
+def second(
+    hosts: list[HostView], domains: dict[str, str] | None = None, load: dict[str, int] | None = None
+) -> dict[str, str] | str:
+    """For two images that only h2 has."""
+    return choose_second(hosts, dict.fromkeys(OWNERS, "h2"), domains or {}, load or {"h2": 2})
+
+
+def test_each_image_that_one_host_has_gets_another_one() -> None:
+    hosts = [host("h0"), host("h1"), host("h2")]
+    assert second(hosts) == {"gpt/0": "h0", "gpt/1": "h1"}
+    assert second(hosts, load={"h0": 2}) == {"gpt/0": "h1", "gpt/1": "h1"}
+    assert second([host("h0", used=2), host("h1")]) == {"gpt/0": "h1", "gpt/1": "h1"}
+
+
+def test_a_second_holder_does_not_die_with_the_first() -> None:
+    hosts = [host("h0"), host("h1"), host("h2")]
+    assert second(hosts, {"h0": "rack 1", "h2": "rack 1"}) == {"gpt/0": "h1", "gpt/1": "h1"}
+
+
+def test_without_a_second_holder_each_host_s_reason_is_said() -> None:
+    hosts = [
+        host("h0", up=False),
+        host("h1", tainted=True),
+        host("h2"),
+        host("h3"),
+        host("h4", spare="none"),
+        replace(host("h5"), memory_left=0.01),
+    ]
+    assert second(hosts, {"h2": "rack 1", "h3": "rack 1"}) == (
+        "no other host can hold the image of gpt/0: h0 is not up; h1 is tainted or cordoned;"
+        " h2 has it already; h3 is in one failure domain with h2, which has it;"
+        " h4 receives nothing (spare = none); h5 is short of memory (1.0% is left)"
+    )

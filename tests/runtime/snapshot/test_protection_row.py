@@ -236,6 +236,22 @@ def test_a_suspended_job_says_which_of_its_holders_is_not_up() -> None:
     assert found.why_not == "h2, which keeps s17, is not up"
 
 
+def test_a_suspended_job_needs_each_image_on_one_host_that_is_up() -> None:
+    job = protected()
+    job.state = "suspended"
+    assert job.newest is not None
+    both = {"gpt/0": ["h3", "h1"], "gpt/1": ["h2", "h3"], "gpt/2": ["h3", "h2"]}
+    job.newest = replace(job.newest, holders=both)
+    assert (row(job, HOSTS).why_not, row(job, HOSTS).alone) == ("", [])
+    found = row(job, [*HOSTS[:2], a_host("h2", 0, up=False), HOSTS[3]])
+    assert (found.why_not, found.alone) == ("", ["h3"])
+    lost = replace(HOSTS[3], lost=frozenset({"s17.1"}))
+    found = row(job, [*HOSTS[:3], lost])
+    assert (found.why_not, found.alone) == ("", ["h2"])
+    found = row(job, [*HOSTS[:2], a_host("h2", 0, up=False), lost])
+    assert found.why_not == "h2, which keeps s17, is not up"
+
+
 def test_a_suspended_job_may_run_beside_its_image_again() -> None:
     """Its capsules are on no host: that a holder was one of theirs is no exposure."""
     job = protected()

@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rewind_scene import FACTS, SURVEY
@@ -46,11 +47,17 @@ ANSWERS: dict[type[Message], Message | None] = {
 }
 
 
+def idle(_: object) -> None:
+    pass
+
+
 class SuspensionsScene(RewindsScene):
     """The job a on h0 and h1, with its snapshot s1; the next one is its last. ``fails``: what the
     next requests of a kind meet, or of "kind host" or "kind capsule". ``held``: those that wait for
-    an event. ``restored``: each host that has restored a capsule, and which."""
+    an event. ``restored``: each host that has restored a capsule, and which. ``copies``: whether
+    images are copied to second hosts, which has tests of its own."""
 
+    copies = False
     settings = f"{BRISK}[snapshots]\nevery = 3600\n"
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +79,9 @@ class SuspensionsScene(RewindsScene):
         self.ordered = OrderedSnapshots(fleet, self.snapshots, images)
         self.saved = SavedJobs(fleet, images, self.endings)
         self.suspensions = Suspensions(fleet, self.ordered, self.rewinds, self.endings, self.saved)
+        if not self.copies:
+            none = SimpleNamespace(copy_what_is_alone=idle, forget=idle)
+            self.suspensions._second = cast(Any, none)
 
     def restart(self) -> None:
         """Another orchestrator on the same journal."""
