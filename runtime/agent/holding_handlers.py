@@ -116,7 +116,7 @@ class HoldingHandlers:
         note = _note(request)
         async with self._preparing[name]:
             if request.anew:
-                await asyncio.to_thread(self._images.give_up, image)
+                await asyncio.to_thread(self._images.give_up, image, name)
                 self._registry.receiver.forget(image)
             here = [g for g in self._images.generations() if g.note.spec.name == name]
             repeated = any(g.note.migration == image for g in here)
@@ -323,14 +323,14 @@ class HoldingHandlers:
 
     async def claim(self, generation: HeldGeneration) -> None:
         """Send a claim for an image and apply the ruling, unless the image has become whole
-        meanwhile: the next ruling is about that."""
+        meanwhile, or comes anew: the next ruling is about that."""
         note, whole = generation.note, generation.kept
         image, name = note.migration, note.spec.name
         claim = messages.Claim(
             image, name, HELD_SIDE, note.epoch, ready=whole, rewinds=note.rewinds
         )
         ruled = await self._send_claim(claim)
-        if generation.kept is not whole:
+        if generation.kept is not whole or generation not in self._images.generations():
             return
         if Ruling(ruled.ruling) is Ruling.END:
             self._registry.receiver.forget(image)

@@ -36,8 +36,8 @@ class Hold(Message, frozen=True):
     over the wire. The copy goes when a holder's image or the host's processes need the memory.
     ``stays``: it does not, as a further holder's image does not. The hosts of the job hold each
     other's images then, and this copy may be the one that is left.
-    ``anew``: this is a copy of a complete image, which ``source`` holds. So what the host has of an
-    image of that name is removed first; refused while that is being sent on.
+    ``anew``: this is a copy of a complete image, which ``source`` holds. So what has come of it and
+    was not kept is removed first. Refused if the host has kept it: this order may come late.
     """
 
     image: str

@@ -8,7 +8,8 @@ that has compared the image with what the first one kept. If a holder dies later
 memory, what it had is copied again.
 
 The images of a job go one after the other, and a resumption does not wait for them. An orchestrator
-that is restarted begins again with the image that was on its way: its ruling ends what has come.
+that is restarted begins again with the image that was on its way: its ruling ends what has come. A
+host that has kept such an image refuses another one until then.
 """
 
 from __future__ import annotations

@@ -303,16 +303,12 @@ class HeldCapsule:
                 self._end(generation)
 
     def give_up(self, number: int) -> None:
-        """Remove a generation at once. Raises Refused, and removes nothing, while it is in use."""
+        """Remove a generation that was not kept. Raises Refused, and removes nothing, if it was
+        kept, also if it is dropped and in use still."""
         with self._lock:
-            leaving = any(generation.number == number for generation in self._leaving)
-            lent = self._store is not None and self._store.lent
-            used = number in self._generations and (self._generations[number].users or lent)
-            if leaving or used:
-                raise Refused(
-                    f"s{number} in {self.directory} is in use still",
-                    hint="it is given up once it is not sent on any more; try again then",
-                )
+            kept = {g.number for g in (*self.generations, *self._leaving) if g.kept}
+            if number in kept:
+                raise Refused(f"s{number} is kept in {self.directory} already")
             self.drop(number)
 
     @property

@@ -284,11 +284,10 @@ class HeldImages:
         with self._lock:  # a capsule that makes its directory below this one has the lock
             self._tidy()
 
-    def give_up(self, migration: str) -> None:
-        """As :meth:`drop`, but at once. Raises Refused while the image is in use."""
-        with contextlib.suppress(NotFound):
-            capsule, number = self.find(migration)
-            capsule.give_up(number)
+    def give_up(self, migration: str, capsule: str) -> None:
+        """Remove what has come of an image of ``capsule``; see HeldCapsule.give_up."""
+        if (found := self._capsules.get(capsule)) is not None:
+            found.give_up(image_number(migration))
 
     def _tidy(self) -> None:
         """Remove the directory if nothing is in it."""
