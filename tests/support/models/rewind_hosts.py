@@ -14,6 +14,7 @@ from rewind_state import (
     Change,
     Copy,
     Host,
+    Image,
     Safeguards,
     State,
     at,
@@ -30,6 +31,9 @@ from liveshift.runtime.model.steps import MigrationStep
 
 class Hosts:
     p: Safeguards
+
+    def keeps(self, s: State, name: str, image: Image) -> bool:
+        raise NotImplementedError
 
     # ---- by itself -----------------------------------------------------------------------------
 
@@ -92,6 +96,7 @@ class Hosts:
                 )
         newest, taking = s.newest.number if s.newest else 0, s.taking.number if s.taking else 0
         ends = {i for i in h.held if self.p.rule_held(i.number, newest, taking) is Ruling.END}
+        ends |= {i for i in h.held if not self.keeps(s, name, i)}
         if ends:
             numbers = sorted({i.number for i in ends})
             yield f"{name} drops {numbers}", put(s, name, h._replace(held=h.held - ends))

@@ -5,9 +5,10 @@ The rules are those of ownership.py themselves. What the orchestrator and the ho
 rewind_snapshots.py, rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it
 sound can be switched off (:class:`Safeguards`).
 
-A move of one capsule may be under way (rewind_moves.py). Not in the model: the job's own end,
-memory that runs out, and the choice among several holders: one host without a capsule of the job
-holds all images, or the hosts of the two capsules hold them for each other.
+A move of one capsule may be under way (rewind_moves.py), and the images of a suspended job go on to
+second hosts (rewind_copies.py). Not in the model: the job's own end, memory that runs out, and the
+choice among several holders: one host without a capsule of the job holds all images, or the hosts
+of the two capsules hold them for each other.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class RewindModel(Orchestrator, Orders, Moves):
                     yield self.trying, after
 
     def dying(self, s: State) -> Iterator[Change]:
-        if s.faults.orchestrator and (s.taking or s.rewinding):
+        if s.faults.orchestrator and (s.taking or s.rewinding or s.copying):
             yield "the orchestrator dies", self.new_orchestrator(spend(s, "orchestrator"))
         for name, h in named(s):
             if h.state is DEAD:

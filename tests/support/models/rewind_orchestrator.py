@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exploring import Violation
-from rewind_snapshots import Snapshots
+from rewind_copies import Copies
 from rewind_state import (
     CAPSULES,
     CUT,
@@ -33,7 +33,7 @@ from rewind_state import (
 from liveshift.runtime.model.ownership import Owner, last_whole, may_pass, may_restore
 
 
-class Orchestrator(Snapshots):
+class Orchestrator(Copies):
     def orchestrator(self, s: State) -> Iterator[Change]:
         yield from self.snapshot(s, s.taking) if s.taking else self.begin(s)
         if s.rewinding:
@@ -43,6 +43,7 @@ class Orchestrator(Snapshots):
             yield from self.finish(s)
         if s.suspended:
             yield from self.order_ends(s)
+            yield from self.copies(s)
             yield from self.resume(s)
         else:
             yield from self.rewind(s)
@@ -71,6 +72,7 @@ class Orchestrator(Snapshots):
         for hosts in self.plans(s, [*CAPSULES]):
             after = s._replace(
                 suspended=False,
+                copying=None,
                 rewinds=s.rewinds + 1,
                 owners=self.planned(s, hosts),
                 rewinding=True,
@@ -238,7 +240,10 @@ class Orchestrator(Snapshots):
 
     def new_orchestrator(self, s: State) -> State:
         return self.give_up(s)._replace(
-            ended=frozenset(), done=("", ""), rewinding=s.rewinding and self.p.recorded
+            ended=frozenset(),
+            done=("", ""),
+            rewinding=s.rewinding and self.p.recorded,
+            copying=None,
         )
 
     def cut(self, s: State, name: str, h: Host) -> State:

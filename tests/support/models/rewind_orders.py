@@ -10,6 +10,7 @@ from rewind_hosts import Hosts
 from rewind_state import (
     DONE,
     REFUSED,
+    UP,
     Answers,
     Coming,
     Copy,
@@ -101,8 +102,32 @@ class Orders(Hosts):
         images = [i for i in held if i.number == number and i.complete and i.capsule in capsules]
         whole = len(images) == len(capsules)
         wrong = frozenset(i for i in images if not i.good and self.p.digest)
+        if whole and not wrong:
+            held = (held - {*images}) | {image._replace(kept=True) for image in images}
         s = put(s, name, at(s, name)._replace(held=held - wrong))
         return [(DONE if whole and not wrong else REFUSED, s)]
+
+    # ---- a copy at a second holder -------------------------------------------------------------
+
+    def take_hold_anew(self, s: State, name: str, number: int, c: int) -> Answers:
+        h = at(s, name)
+        here = frozenset(i for i in h.held if (i.number, i.capsule) == (number, c))
+        if self.p.kept_stays and any(image.kept for image in here):
+            return [(REFUSED, s)]
+        return [(DONE, put(s, name, h._replace(held=h.held - here | {Image(number, c)})))]
+
+    def take_forward(self, s: State, name: str, number: int, c: int, second: str) -> Answers:
+        """The image comes to the second holder as a whole, if that takes it still."""
+        sent = [i for i in at(s, name).held if (i.number, i.capsule, i.kept) == (number, c, True)]
+        there, empty = at(s, second), Image(number, c)
+        if not sent or empty not in there.held or there.state is not UP:
+            return [(REFUSED, s)]
+        whole = sent[0]._replace(kept=False)
+        ways = [(s, whole)]
+        if s.faults.chunks:
+            ways.append((spend(s, "chunks"), whole._replace(good=False)))
+        held = there.held - {empty}
+        return [(DONE, put(t, second, there._replace(held=held | {i}))) for t, i in ways]
 
     # ---- a rewind ------------------------------------------------------------------------------
 

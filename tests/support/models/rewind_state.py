@@ -78,6 +78,7 @@ class Safeguards:
     never_lower: bool = True  # a host does not go back to an earlier count
     # a suspension
     counted: bool = True  # it counts as a rewind, so that every copy of before it must end
+    kept_stays: bool = True  # an order to begin a copy anew removes none that was kept
 
 
 class Session(NamedTuple):
@@ -121,6 +122,7 @@ class Image(NamedTuple):
     complete: bool = False
     good: bool = False  # its pages are those of the capsule
     cut: bool = False  # it has nothing of what others did after their images
+    kept: bool = False  # its pages were compared with those of its source
 
 
 class Host(NamedTuple):
@@ -165,6 +167,16 @@ class Taking(NamedTuple):
     locked: frozenset[int] = frozenset()
     dumped: frozenset[int] = frozenset()
     suspends: bool = False  # no source thaws after its dump, and the job is suspended with it
+
+
+class Copying(NamedTuple):
+    """The image of a suspended job that goes from its only holder to a second one."""
+
+    number: int
+    capsule: int
+    first: str
+    second: str
+    sent: bool = False  # it has come as a whole
 
 
 class Faults(NamedTuple):
@@ -219,6 +231,7 @@ class State(NamedTuple):
     forgiven: bool = False  # more than one of them: the job may be lost
     suspended: bool = False  # in the journal: no host may run a capsule
     gone: bool = False  # a move has ended as no host has its capsule
+    copying: Copying | None = None  # in the orchestrator's memory
     moving: MigrationStep | None = None  # of capsule 1 from B to D; a rewind ends it
     cluster: Cluster = Cluster()
 
@@ -237,7 +250,7 @@ def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
         Host(
             book=book,
             coming=(None, Coming(False, 0, 2, complete=True) if left == "destination" else None),
-            held=frozenset(Image(1, c, True, True, True) for c in CAPSULES),
+            held=frozenset(Image(1, c, True, True, True, True) for c in CAPSULES),
         ),
     )
     return State(
@@ -275,6 +288,22 @@ def precopying(faults: Faults) -> State:
     return put_coming(s, "D", 1, Coming(False, 0, 2))
 
 
+def asleep(faults: Faults) -> State:
+    """The same job, suspended: no copy of it is left, and C has the images."""
+    s = initial(faults)
+    owners = tuple(Owned(o.host, o.epoch + ownership.REWIND_EPOCHS, False) for o in s.owners)
+    book = tuple((o.host, o.epoch) for o in owners)
+    hosts = tuple(h._replace(rewinds=1, book=book, copies=(None, None)) for h in s.hosts)
+    return s._replace(
+        rewinds=1,
+        owners=owners,
+        suspended=True,
+        ended=frozenset("AB"),
+        losses=frozenset({"the job is suspended"}),
+        hosts=hosts,
+    )
+
+
 def neighbours(faults: Faults, hosts: int, cluster: Cluster | None = None) -> State:
     """The same job, whose hosts hold its images for each other: A and B each have both. A third
     host has room for capsules only, unless ``cluster`` says something else."""
@@ -283,7 +312,7 @@ def neighbours(faults: Faults, hosts: int, cluster: Cluster | None = None) -> St
         copy = at(s, name).copies[c]
         assert copy is not None
         s = put_copy(s, name, c, copy._replace(sent=(other, 1)))
-        images = frozenset(Image(1, c, True, True, True) for c in CAPSULES)
+        images = frozenset(Image(1, c, True, True, True, True) for c in CAPSULES)
         s = put(s, name, at(s, name)._replace(held=images))
     if hosts > 2:
         s = put(s, "C", at(s, "C")._replace(held=frozenset()))
@@ -326,8 +355,8 @@ def spend(s: State, fault: str) -> State:
 
 
 def has(s: State, holder: str, number: int, *capsules: int) -> bool:
-    """Whether a host has the complete images of these capsules, wrong pages or not."""
-    found = {i.capsule for i in at(s, holder).held if i.number == number and i.complete}
+    """Whether a host has kept the complete images of these capsules, wrong pages or not."""
+    found = {i.capsule for i in at(s, holder).held if i.number == number and i.kept}
     return at(s, holder).state is not DEAD and found >= {*capsules}
 
 
