@@ -105,8 +105,9 @@ class HoldingHandlers:
         return comes or any(lock.locked() for lock in at_work)
 
     def held(self) -> list[str]:
-        """The names of the images that are here or come."""
-        return [generation.note.migration for generation in self._images.generations()]
+        """The names of the images that are kept here. What comes is none yet: the orchestrator
+        would take it for one that it has on record here, and that was lost."""
+        return [each.note.migration for each in self._images.generations() if each.kept]
 
     # ---- a snapshot ----------------------------------------------------------------------------
 
@@ -292,6 +293,7 @@ class HoldingHandlers:
     async def load(self, request: messages.LoadHeld) -> None:
         source = Path(request.directory) / request.capsule.partition("/")[0] / request.saved
         async with self._preparing[request.capsule]:
+            self._registry.receiver.forget(request.image)
             load = partial(self._images.load, request, source, self._check_loaded)
             await self._on_disk(load)
 

@@ -98,6 +98,8 @@ class ClaimJudge:
         # job are to be free.
         copies = claim.ready and job.state != "suspended"
         keepers = job.newest.keepers(claim.capsule, copies=copies) if job.newest else set()
+        if job.state == "suspended" and not claim.ready:  # nothing comes any more but a copy
+            keepers = set()
         keepers |= {job.copying_to.get(claim.migration, "")}
         if number == newest != job.taking and host not in keepers:  # or a directory has it now
             ruling = Ruling.END

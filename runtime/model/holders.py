@@ -137,14 +137,18 @@ def choose_neighbours(
 def choose_second(
     hosts: Iterable[HostSeen],
     first: Mapping[str, str],
+    owners: Collection[str],
     domains: Mapping[str, str],
     load: Mapping[str, int],
+    gpus: Mapping[str, GpuNeed] | None = None,
 ) -> dict[str, str] | str:
     """Return a further holder for each image of a suspended job that only one host has, or a text
     that says why one of them gets none: it must not share a failure domain with the first.
 
-    ``first``: capsule → the host that has its image. ``load``: how many images of the job each host
-    has. As for the first holder, hosts that could run a capsule come first.
+    ``first``: capsule → the host that has its image. ``owners``: the hosts that ran the job. They
+    come last, since people suspend a job to have its hosts. ``load``: how many images of the job
+    each host has. ``gpus``: as in :func:`choose_holders`. As for the first holder, hosts that could
+    run the capsule come first.
     """
     known, taken = list(hosts), Counter(load)
     chosen: dict[str, str] = {}
@@ -153,7 +157,9 @@ def choose_second(
         able = [host for host in known if not refused[host.name]]
         if not able:
             return f"no other host can hold the image of {capsule}: {reasons(refused)}"
-        best = min(able, key=lambda host: _as_holder(host, NO_GPUS, taken[host.name])).name
+        need = (gpus or {}).get(capsule, NO_GPUS)
+        ranks = {h.name: (h.name in owners, _as_holder(h, need, taken[h.name])) for h in able}
+        best = min(ranks, key=ranks.__getitem__)
         taken[best] += 1
         chosen[capsule] = best
     return chosen

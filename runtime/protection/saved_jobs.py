@@ -26,6 +26,7 @@ from ..model.jobs import Capsule, Job
 from ..model.rewind_places import rewind_plan
 from ..model.snapshots import Generation
 from ..snapshot.directory_images import DirectoryImages, Found
+from ..snapshot.protection_row import Holders, reachable
 from ..snapshot.saved_snapshot import overlay_of
 
 
@@ -78,7 +79,9 @@ class SavedJobs:
         hold them still."""
         generation = job.newest
         assert generation is not None
-        await self._images.save(job, generation, to)
+        giving = reachable(job, Holders.of(self._fleet.views()))
+        holders = {name: giving[name] or hosts for name, hosts in generation.holders.items()}
+        await self._images.save(job, dataclasses.replace(generation, holders=holders), to)
         saved = dataclasses.replace(generation, directory=to, saved="", holders={})
         journal = self._fleet.journal
         suspended = job.state == "suspended"

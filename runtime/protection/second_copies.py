@@ -3,9 +3,9 @@
 
 A suspended job in memory is nothing but its images. Each comes to one holder, and the death of that
 host would end the job. So the holder sends it on, to a host in another failure domain, as soon as
-no copy of the job is left that could hinder it. The orchestrator records the further holder once
+no copy of the job is left on a host that is up. The orchestrator records the further holder once
 that has compared the image with what the first one kept. If a holder dies later, or loses its
-memory, what it had is copied again.
+memory, what it had is copied again. That waits for some seconds: the host may just be restarted.
 
 The images of a job go one after the other, and a resumption does not wait for them. An orchestrator
 that is restarted begins again with the image that was on its way: its ruling ends what has come. A
@@ -33,17 +33,21 @@ from ..model.holders import choose_second
 from ..model.jobs import Job
 from ..model.snapshots import Generation, image_name
 from ..snapshot.images_gone import HostsAsked, look_limit
+from ..snapshot.protection_notes import same, words
 from ..snapshot.protection_row import Holders, holders_of, reachable
 from ..snapshot.rewound_capsule import SPARE_BYTES
+from .job_snapshots import AWAY_S
 
 log = logging.getLogger("liveshift.copies")
 M = TypeVar("M", bound=Message)
 
 LOOK_S = 0.1
-"""While a host works on a copy, this often it is seen whether the job is suspended still."""
+"""While a host works on a copy, the orchestrator looks so often whether the job is still suspended.
+"""
 
 STEADY_S = 60.0
-"""A host that could not take a copy is not asked for so many seconds, if another one can."""
+"""A host that could not take a copy is not asked for so many seconds, if another one can. And after
+attempts that failed, the next one comes after at most so many."""
 
 
 class _Over(LiveshiftError):
@@ -59,9 +63,11 @@ class SecondCopies:
         self._hosts = hosts
         self._others = busy
         self._copying: set[str] = set()  # jobs
+        self._began = time.monotonic()
         self._next: dict[str, float] = {}  # by job: when it is looked at again (monotonic)
+        self._failed: Counter[str] = Counter()  # by job: attempts in a row
         self._refused: defaultdict[str, dict[str, float]] = defaultdict(dict)  # job → host → when
-        self._noted: dict[str, str] = {}  # by job: what was last noted
+        self._noted: defaultdict[str, set[str]] = defaultdict(set)  # job → what has failed
         self._tasks = Tasks()
 
     def copy_what_is_alone(self, job: Job) -> None:
@@ -77,7 +83,7 @@ class SecondCopies:
 
     def forget(self, job: str) -> None:
         """Forget what is known of a job that is not suspended any more."""
-        for known in (self._next, self._refused, self._noted):
+        for known in (self._next, self._failed, self._refused, self._noted):
             known.pop(job, None)
 
     # ---- which images --------------------------------------------------------------------------
@@ -90,22 +96,31 @@ class SecondCopies:
             return {}
         if job.name in self._others:
             return {}
-        return {n: hosts[0] for n, hosts in self._giving(job).items() if len(hosts) == 1}
+        hosts = Holders.of(self._fleet.views())
+        soon = reachable(job, replace(hosts, up={*hosts.up, *self._away()}))
+        alone = {name: held[0] for name, held in soon.items() if len(held) == 1}
+        return {name: host for name, host in alone.items() if host in hosts.up}
 
-    def _giving(self, job: Job) -> dict[str, list[str]]:
-        """As :func:`reachable`, now."""
-        return reachable(job, Holders.of(self._fleet.views()))
+    def _away(self) -> list[str]:
+        """The hosts that are not up and may soon be: their agents, or this orchestrator, are just
+        being restarted."""
+        now, restart = time.monotonic(), max(AWAY_S, 2 * self._fleet.cluster.timeouts.suspicion)
+        began = self._began + restart - AWAY_S  # for a host that was not heard yet
+        heard = self._fleet.heard()
+        return [name for name, at in heard.items() if now - (at or began) < AWAY_S]
 
     def _choose(self, job: Job, name: str, first: str) -> str:
         """The host that gets a copy of a capsule's image. Raises Refused if there is none."""
-        now, views = time.monotonic(), self._fleet.views()
+        newest, owners = job.newest, job.owners.values()
+        assert newest is not None
+        now, views, domains = time.monotonic(), self._fleet.views(), self._fleet.cluster.domains
         held = reachable(job, Holders.of(views))
         load = Counter(host for hosts in held.values() for host in hosts)
         refused = {h for h, at in self._refused[job.name].items() if now - at < STEADY_S}
         chosen: dict[str, str] | str = ""
         for without in (refused, set[str]()) if refused else (refused,):
             willing = [view for view in views if view.name not in without]
-            chosen = choose_second(willing, {name: first}, self._fleet.cluster.domains, load)
+            chosen = choose_second(willing, {name: first}, owners, domains, load, newest.gpus)
             if not isinstance(chosen, str):
                 return chosen[name]
         raise Refused(str(chosen))
@@ -113,36 +128,44 @@ class SecondCopies:
     # ---- one job -------------------------------------------------------------------------------
 
     async def _copy_all(self, job: Job) -> None:
-        failed: Exception | None = None
+        failed: LiveshiftError | None = None
         try:
             for name, first in self._alone(job).items():
                 try:
                     await self._copy(job, name, first)
                 except _Over:
                     return
-                except Exception as error:  # tried again with a later heartbeat, after the others
+                except Exception as error:  # tried again later, after the others
                     if not isinstance(error, LiveshiftError):
                         log.exception("%s: an internal error while it was copied", name)
+                        error = LiveshiftError(f"an internal error: {error!r}")
                     failed = failed or error
-            self._note(job, failed)
+            if job.state == "suspended":
+                self._end_attempt(job, failed)
         finally:
             self._copying.discard(job.name)
 
-    def _note(self, job: Job, failed: Exception | None) -> None:
-        """Note what came of an attempt; the same failure only once in a row."""
-        if job.state != "suspended" or job.newest is None:
+    def _end_attempt(self, job: Job, failed: LiveshiftError | None) -> None:
+        """Note what came of an attempt, each failure once, and when the next one is due."""
+        assert job.newest is not None
+        name = job.newest.name
+        if failed is None:
+            self._failed.pop(job.name, None)
+            if min(map(len, reachable(job, Holders.of(self._fleet.views())).values())) > 1:
+                self._noted.pop(job.name, None)
+                hosts = ", ".join(holders_of(job))
+                text = f"{name} is in the memory of {hosts}: each image on two of them"
+                self._note(job, "copied", text)
             return
-        if failed is not None:
-            kind, text = "not copied", f"{job.newest.name} is on one host only: {failed}"
-            if self._noted.get(job.name) == text:
-                return
-        elif min(map(len, self._giving(job).values())) < 2:
-            return  # of another image there is no copy any more, which `status` says
-        else:
-            hosts = ", ".join(holders_of(job))
-            kind = "copied"
-            text = f"{job.newest.name} is in the memory of {hosts}: each image on two of them"
-        self._noted[job.name] = text
+        self._failed[job.name] += 1
+        wait = self._fleet.cluster.timeouts.heartbeat * 2 ** min(10, self._failed[job.name])
+        self._next[job.name] = time.monotonic() + min(STEADY_S, wait)
+        text = words(failed)
+        if same(text) not in self._noted[job.name]:
+            self._noted[job.name].add(same(text))
+            self._note(job, "not copied", f"an image of {name} is on one host only: {text}")
+
+    def _note(self, job: Job, kind: str, text: str) -> None:
         with contextlib.suppress(LiveshiftError):  # a full disk, say: the images are there
             self._fleet.journal.note(job.name, kind, text)
 
@@ -185,7 +208,8 @@ class SecondCopies:
             check = messages.CheckHeld(image, name, facts.digest)
             limit = look_limit(cluster, generation)
             await self._ask(job, generation, second, check, limit, messages.Held)
-            self._record(job, generation, name, [first, second])
+            if name in self._alone(job):  # else an earlier holder has come back with its own
+                self._record(job, generation, name, [first, second])
         except _Over:
             raise
         except LiveshiftError:

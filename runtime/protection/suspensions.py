@@ -153,13 +153,12 @@ class Suspensions:
         """Where the capsules go. ``there``: who gives each image; by default the holders that can,
         but for the pairs of capsule and holder in ``gone``. Raises Refused."""
         names = dict.fromkeys(job.capsules, "")
-        giving = reachable(job, Holders.of(self._fleet.views()))
-        held = {n: [h for h in hosts if (n, h) not in gone] for n, hosts in giving.items()}
-        # If no host can give an image, the reason names those that hold it.
-        found = {
-            name: there.get(name) or hosts or generation.holders.get(name, [])
-            for name, hosts in held.items()
-        }
+        found = dict(there)
+        for name, hosts in reachable(job, Holders.of(self._fleet.views())).items():
+            held = generation.holders.get(name, [])
+            giving = [host for host in hosts if (name, host) not in gone]
+            # If none can give it, the reason names those that may have it once they are up.
+            found.setdefault(name, giving or self._away(held) or held)
         images = dataclasses.replace(generation, holders=found)
         last = self._fleet.left_hosts.recent()
         plan = rewind_plan(self._fleet.views(), images, names, names, last=last)
@@ -187,16 +186,20 @@ class Suspensions:
                     break  # another holder may have the image as well
                 except Refused:
                     gone.add((name, place.holder))
-                    held = reachable(job, Holders.of(self._fleet.views()))[name]
-                    if all((name, host) in gone for host in held):
+                    held = generation.holders.get(name, [])
+                    giving = reachable(job, Holders.of(self._fleet.views()))[name]
+                    if not self._away(held) and all((name, host) in gone for host in giving):
                         raise
-                    break
+                    break  # another holder has it, or will once it is up
                 asked.add((name, place.holder))
             self._saved.check_free(job, "resumed")  # they may be being saved since
             again = self._plan(job, generation, {}, gone)
             if again == plan:
                 return plan
             plan = again
+
+    def _away(self, hosts: Collection[str]) -> list[str]:
+        return [host for host in hosts if not self._fleet.is_up(host)]
 
     async def _check_held(
         self, job: Job, generation: Generation, capsule: str, holder: str
@@ -224,6 +227,7 @@ class Suspensions:
         before = self._rows[job.name].owners.values() if job.name in self._rows else ()
         row = self._tables.resume(job.name, generation.number, where, why)
         self._rows.pop(job.name, None)
+        self._second.forget(job.name)
         self._rewinds.resume(job, row, {host for host, _ in before})
 
     async def resume_saved(

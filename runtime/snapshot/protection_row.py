@@ -5,7 +5,7 @@ Pure functions."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -160,7 +160,7 @@ def withstands(job: Job, domains: Mapping[str, str], hosts: Holders) -> bool:
 
 def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
     """Which holder cannot give its images now, as text; "" if all can."""
-    for holder in sorted({h for held in newest.holders.values() for h in held}):
+    for holder in holders_of(job):
         if holder not in hosts.up:
             return f"{holder}, which keeps {newest.name}, is not up"
         if holder in lost_images(job, hosts):
@@ -185,10 +185,17 @@ def reachable(job: Job, hosts: Holders) -> dict[str, list[str]]:
 
 def _missing(job: Job, hosts: Holders) -> str:
     """Which image of a suspended job no host can give now, as text; "" if none is missing."""
+    newest = job.newest
     for name, giving in reachable(job, hosts).items():
-        if not giving and job.newest is not None:
-            held = {name: job.newest.holders.get(name, [])}
-            return _gone(job, replace(job.newest, holders=held), hosts) or f"no host keeps {name}"
+        if giving or newest is None:
+            continue
+        held = newest.holders.get(name, [])
+        for holder in held:  # the job can be resumed once that is back
+            if holder not in hosts.up:
+                return f"{holder}, which keeps {newest.name}, is not up"
+        if not held:
+            return f"no host keeps the image of {name}"
+        return f"{held[0]}, which kept {newest.name}, has lost its memory since"
     return ""
 
 

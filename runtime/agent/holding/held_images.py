@@ -122,14 +122,16 @@ class HeldImages:
     def load(
         self, request: LoadHeld, source: Path, check: Callable[[HeldNote], None] = lambda _: None
     ) -> None:
-        """Take the image that is saved in ``source``, unless it is here.
+        """Take the image that is saved in ``source``, unless it is kept here.
 
         Raises as saved_image.read and load do, what ``check`` raises for its note, and Refused if
         there is no room for it, or another image of the capsule.
         """
         with contextlib.suppress(NotFound):
-            self.find(request.image)
-            return
+            here, number = self.find(request.image)
+            if any(each.number == number and each.kept for each in here.generations):
+                return
+            here.give_up(number)  # a part of a copy that was given up
         saved = saved_image.read(source, request.digest)
         old, capsule = snapshot_of(saved.image), saved.capsule
         if old is None or capsule != request.capsule:

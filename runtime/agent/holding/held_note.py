@@ -18,9 +18,9 @@ NOTE = "note"
 
 class HeldNote(msgspec.Struct, frozen=True):
     """One capsule of one snapshot. ``migration``: the image's name on the wire, "s17.0" for the
-    capsule with index 0 of snapshot 17, whose ``number`` is 17. ``source``: the host that sends it
-    and has these ``facts``. ``epoch`` and ``rewinds`` are those of the copy; claims name them.
-    ``limit_bytes``: as in Reserve.
+    capsule with index 0 of snapshot 17, whose ``number`` is 17. ``source``: the host that sends it.
+    ``facts``: of the host on which the capsule was dumped. ``epoch`` and ``rewinds`` are those of
+    the copy; claims name them. ``limit_bytes``: as in Reserve.
 
     ``bytes``: the size of the whole image here. ``rewritten``: so many bytes of an image differ
     from the one before. ``gpu``: what the capsule used of GPUs at its source. ``own``: the capsule

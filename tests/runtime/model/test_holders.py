@@ -96,8 +96,9 @@ def test_a_host_with_a_gpu_to_spare_holds_the_image() -> None:
 def second(
     hosts: list[HostView], domains: dict[str, str] | None = None, load: dict[str, int] | None = None
 ) -> dict[str, str] | str:
-    """For two images that only h2 has."""
-    return choose_second(hosts, dict.fromkeys(OWNERS, "h2"), domains or {}, load or {"h2": 2})
+    """For two images that only h2 has. The job ran on h3."""
+    first = dict.fromkeys(OWNERS, "h2")
+    return choose_second(hosts, first, ["h3"], domains or {}, load or {"h2": 2})
 
 
 def test_each_image_that_one_host_has_gets_another_one() -> None:
@@ -105,6 +106,20 @@ def test_each_image_that_one_host_has_gets_another_one() -> None:
     assert second(hosts) == {"gpt/0": "h0", "gpt/1": "h1"}
     assert second(hosts, load={"h0": 2}) == {"gpt/0": "h1", "gpt/1": "h1"}
     assert second([host("h0", used=2), host("h1")]) == {"gpt/0": "h1", "gpt/1": "h1"}
+
+
+def test_a_host_that_ran_the_job_is_the_last_to_get_an_image() -> None:
+    full = host("h0", used=2)
+    assert second([full, host("h2"), host("h3")]) == {"gpt/0": "h0", "gpt/1": "h0"}
+    assert second([host("h2"), host("h3")]) == {"gpt/0": "h3", "gpt/1": "h3"}
+
+
+def test_a_host_that_has_the_gpus_comes_first_for_a_second_image() -> None:
+    hosts = [host("h0"), host("h1", gpus=(seat("d0"),)), host("h2")]
+    needs = dict.fromkeys(OWNERS, NEED)
+    first = dict.fromkeys(OWNERS, "h2")
+    chosen = choose_second(hosts, first, [], {}, {"h2": 2}, needs)
+    assert chosen == {"gpt/0": "h1", "gpt/1": "h1"}
 
 
 def test_a_second_holder_does_not_die_with_the_first() -> None:

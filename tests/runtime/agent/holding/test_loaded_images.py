@@ -163,6 +163,18 @@ def test_a_request_that_comes_again_loads_nothing(
     assert other.numbers() == [(17, True)]
 
 
+def test_a_part_of_a_copy_is_no_image(holder: Holder, other: Holder, kept: Path) -> None:
+    """The images of the job were being copied to a second host when they were saved."""
+    holder.hold(17, FIRST)
+    source, written = save(holder, 17, kept)
+    other.images.expect(note(17))
+    assert [each.kept for each in other.images.generations()] == [False]
+    other.images.load(request(written, "s17.1"), source)
+    (found,) = other.images.generations()
+    assert found.kept
+    assert other.memory(17) == FIRST
+
+
 def test_what_does_not_fit_or_is_another_capsules_is_refused(
     holder: Holder, other: Holder, kept: Path
 ) -> None:
