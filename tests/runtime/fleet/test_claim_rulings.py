@@ -223,6 +223,7 @@ def test_the_host_of_a_capsule_keeps_its_copy_as_long_as_a_holder_keeps_the_imag
     assert ruling("h2", whole=False) == "end", "a part of a copy, and h2 has lost its image"
     job.copying_to["s1.1"] = "h2"
     assert [ruling(host, whole=False) for host in ("h2", capsule.host)] == ["wait", "end"]
+    job.copying_to.clear()
     job.state = "running"
     job.newest = replace(job.newest, holders={}, directory="/saved")
     assert [ruling(host) for host in ("h2", capsule.host)] == ["end", "end"]
