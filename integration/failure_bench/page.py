@@ -21,6 +21,13 @@ from .record import Result, Run
 FILE = "bench-failure.html"
 HURT = {"processes": Kind.PROCESS, "hosts": Kind.HOST}
 FALSE = ", false alarm"
+_MET = Template("""<section>
+<h2>A job that meets failures</h2>
+<p>$steps steps of $pace s at least. On average $mean s after the job is whole, a rank's process is
+killed, or, once in five times, the power of its host is cut (seed $seed).</p>
+<div class="wide">$schedule</div>
+</section>""")
+
 _BODY = Template("""<section>
 <h2>Lost by the loss of a host</h2>
 $bars
@@ -34,12 +41,7 @@ $bars
 <h2>While nothing fails</h2>
 <div class="wide">$steady</div>
 </section>
-<section>
-<h2>A job that meets failures</h2>
-<p>$steps steps of $pace s at least. On average $mean s after the job is whole, a rank's process is
-killed, or, once in five times, the power of its host is cut (seed $seed).</p>
-<div class="wide">$schedule</div>
-</section>
+$met
 <section>
 <h2>Every kill, and every false alarm</h2>
 <p>For a false alarm a host is cut off for a second longer than it may be silent. Its rank goes back
@@ -83,10 +85,7 @@ def render(run: Run) -> str:
         bars=_bars(run.cases),
         losses=_table(run.cases, _losses),
         steady=_table(run.cases, _steady),
-        schedule=_table([each for each in run.cases if each.job_s is not None], _schedule),
-        steps=run.effort.steps,
-        pace=f"{run.effort.pace:g}",
-        mean=f"{run.effort.mean:g}",
+        met=_met(run),
         kills=_kills(run.cases),
         ways=ways,
         seed=run.effort.seed,
@@ -183,6 +182,20 @@ def _steady(result: Result) -> dict[str, str]:
         "steps/s": or_dash(result.steps_per_s, q.figures),
         "steady cost": or_dash(result.steady_cost, lambda share: f"{100 * share:.1f} %"),
     }
+
+
+def _met(run: Run) -> str:
+    """The section about jobs that meet failures; "" if the run had none."""
+    cases = [each for each in run.cases if each.job_s is not None]
+    if not cases:
+        return ""
+    return _MET.substitute(
+        schedule=_table(cases, _schedule),
+        steps=run.effort.steps,
+        pace=f"{run.effort.pace:g}",
+        mean=f"{run.effort.mean:g}",
+        seed=run.effort.seed,
+    )
 
 
 def _schedule(result: Result) -> dict[str, str]:

@@ -309,6 +309,7 @@ def test_the_worst_kill_decides_and_pauses_are_judged_by_their_median() -> None:
     html = page.render(run)
     assert "&lt;told&gt;" in html
     assert "2 of 4 goals met" in html
+    assert "A job that meets failures" not in html, "no job has met any"
 
 
 def test_others_are_compared_and_a_failure_is_told() -> None:
