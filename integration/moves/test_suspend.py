@@ -99,6 +99,16 @@ def test_it_leaves_its_hosts_and_goes_on_elsewhere(
     job.assert_begins_like_never_moved(references)
 
 
+def _assert_goes_on(job: Job, steps: list[list[int]], references: References) -> None:
+    """Wait until the job has trained on from ``steps``, the numbers that each rank had made."""
+    job.go_on(AFTER)
+    for rank in range(2):
+        there = numbers(job, rank)
+        assert there[: len(steps[rank])] == steps[rank]
+        assert there == list(range(1, len(there) + 1)), "each step once"
+    job.assert_begins_like_never_moved(references)
+
+
 def _lose(lab: LabSession, job: Job, host: str) -> None:
     """Cut the power of a host that holds an image, and switch it on once other hosts have it."""
     labs.kill_host(lab.lab, host)
@@ -120,12 +130,7 @@ def test_it_outlives_any_host_that_holds_it(
     copied = [event.text for event in lab.history(job.name) if event.kind == "copied"]
     assert len(copied) == 4, copied
     lab.json("resume", job.name)
-    job.go_on(AFTER)
-    for rank in range(2):
-        there = numbers(job, rank)
-        assert there[: len(steps[rank])] == steps[rank]
-        assert there == list(range(1, len(there) + 1)), "each step once"
-    job.assert_begins_like_never_moved(references)
+    _assert_goes_on(job, steps, references)
 
 
 @pytest.mark.long
@@ -174,12 +179,7 @@ def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
     for host in lab.lab.hosts:
         lab.boot(host)
     lab.json("resume", job.name)
-    job.go_on(AFTER)
-    for rank in range(2):
-        there = numbers(job, rank)
-        assert there[: len(steps[rank])] == steps[rank]
-        assert there == list(range(1, len(there) + 1)), "each step once"
-    job.assert_begins_like_never_moved(references)
+    _assert_goes_on(job, steps, references)
 
 
 @pytest.mark.long

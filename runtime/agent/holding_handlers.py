@@ -105,8 +105,8 @@ class HoldingHandlers:
         return comes or any(lock.locked() for lock in at_work)
 
     def held(self) -> list[str]:
-        """The names of the images that are kept here. What comes is none yet: the orchestrator
-        would take it for one that it has on record here, and that was lost."""
+        """Return the names of the images that are kept here. An image that still comes is left out:
+        this host may have lost an earlier copy of it, and the orchestrator must learn that."""
         return [each.note.migration for each in self._images.generations() if each.kept]
 
     # ---- a snapshot ----------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class HoldingHandlers:
         """Send an image to a host that restores it, or becomes a further holder of it; it stays
         here as it is."""
         if request.migration == request.image:
-            # A resumption does not wait until it is there.
+            # It has a lock of its own, so that a resumption need not wait for it.
             async with self._copying[request.capsule]:
                 return await self._send(*self._images.find(request.image), request)
         async with self._forwarding[request.capsule]:
@@ -324,8 +324,9 @@ class HoldingHandlers:
             log.exception("%s is not settled yet", note.migration)
 
     async def claim(self, generation: HeldGeneration) -> None:
-        """Send a claim for an image and apply the ruling, unless the image has become whole
-        meanwhile, or comes anew: the next ruling is about that."""
+        """Send a claim for an image, and apply the ruling. If the image has become whole meanwhile,
+        or its transfer has begun again, the ruling is ignored: the next claim says what is so now.
+        """
         note, whole = generation.note, generation.kept
         image, name = note.migration, note.spec.name
         claim = messages.Claim(

@@ -98,7 +98,7 @@ class ClaimJudge:
         # job are to be free.
         copies = claim.ready and job.state != "suspended"
         keepers = job.newest.keepers(claim.capsule, copies=copies) if job.newest else set()
-        if job.state == "suspended" and not claim.ready:  # nothing comes any more but a copy
+        if job.state == "suspended" and not claim.ready:  # only a copy may come now
             keepers = set()
         keepers |= {job.copying_to.get(claim.migration, "")}
         if number == newest != job.taking and host not in keepers:  # or a directory has it now

@@ -134,8 +134,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     restores where they are, if their hosts live; ``sent``: those of them whose image comes from its
     holder, as their own host keeps no copy. ``would_wait``: which host's death would leave the
     job waiting, and for what, as text; else empty. ``directory``: where the images of a
-    suspended job are saved; else empty. ``alone``: the hosts of which each has the only copy of an
-    image of a suspended job. All these are only set with ``newest``.
+    suspended job are saved; else empty. ``alone``: the hosts that have the only copy of
+    some image of a suspended job. All these are only set with ``newest``.
 
     ``rewound_to``: the time of the boundary to which the job's last rewind led, in seconds since
     1970, 0 if there was none. ``repeated_s``: seconds of training that were repeated then.

@@ -36,8 +36,9 @@ class Hold(Message, frozen=True):
     over the wire. The copy goes when a holder's image or the host's processes need the memory.
     ``stays``: it does not, as a further holder's image does not. The hosts of the job hold each
     other's images then, and this copy may be the one that is left.
-    ``anew``: this is a copy of a complete image, which ``source`` holds. So what has come of it and
-    was not kept is removed first. Refused if the host has kept it: this order may come late.
+    ``anew``: ``source`` is a holder, which will send a copy of a complete image. The host first
+    removes what an earlier attempt has brought. It refuses if it has kept the image already: the
+    order may have come late.
     """
 
     image: str
@@ -189,7 +190,7 @@ class HeldFacts(Answer, frozen=True):
     with its size in bytes at that moment. ``identities``: which files these were, where the file
     system tells. ``appended``: those that were open only for appending. A path is bytes: a message
     has no text that is not UTF-8. ``gpu``: as in Hold. ``digest``: of the memory, for CheckHeld at
-    another holder; empty if the image came with none (kept_sums.py)."""
+    another holder; empty if the image has no sums (kept_sums.py)."""
 
     survey: Survey
     facts: HostFacts

@@ -136,33 +136,27 @@ def choose_neighbours(
 
 def choose_second(
     hosts: Iterable[HostSeen],
-    first: Mapping[str, str],
+    first: str,
     owners: Collection[str],
     domains: Mapping[str, str],
     load: Mapping[str, int],
-    gpus: Mapping[str, GpuNeed] | None = None,
-) -> dict[str, str] | str:
-    """Return a further holder for each image of a suspended job that only one host has, or a text
-    that says why one of them gets none: it must not share a failure domain with the first.
+    need: GpuNeed = NO_GPUS,
+) -> HostSeen | str:
+    """Return a second holder for an image of a suspended job that only the host ``first`` has, or
+    the reason of each host. The two must not share a failure domain.
 
-    ``first``: capsule → the host that has its image. ``owners``: the hosts that ran the job. They
-    come last, since people suspend a job to have its hosts. ``load``: how many images of the job
-    each host has. ``gpus``: as in :func:`choose_holders`. As for the first holder, hosts that could
-    run the capsule come first.
+    ``owners``: the hosts that ran the job. They come last, since people suspend a job to have its
+    hosts. ``load``: how many images of the job each host has. ``need``: what the capsule needs of a
+    host that takes it over; hosts that could come before others.
     """
-    known, taken = list(hosts), Counter(load)
-    chosen: dict[str, str] = {}
-    for capsule, holder in first.items():
-        refused = {host.name: _why_no_second(host, holder, domains) for host in known}
-        able = [host for host in known if not refused[host.name]]
-        if not able:
-            return f"no other host can hold the image of {capsule}: {reasons(refused)}"
-        need = (gpus or {}).get(capsule, NO_GPUS)
-        ranks = {h.name: (h.name in owners, _as_holder(h, need, taken[h.name])) for h in able}
-        best = min(ranks, key=ranks.__getitem__)
-        taken[best] += 1
-        chosen[capsule] = best
-    return chosen
+    refused = {host: _why_no_second(host, first, domains) for host in hosts}
+    able = [host for host, why in refused.items() if why is None]
+    if not able:
+        return reasons({host.name: why for host, why in refused.items()})
+    return min(
+        able,
+        key=lambda host: (host.name in owners, _as_holder(host, need, load.get(host.name, 0))),
+    )
 
 
 def _places_after(known: Iterable[HostSeen], refused: Mapping[str, str | None]) -> dict[str, int]:

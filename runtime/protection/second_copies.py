@@ -3,13 +3,14 @@
 
 A suspended job in memory is nothing but its images. Each comes to one holder, and the death of that
 host would end the job. So the holder sends it on, to a host in another failure domain, as soon as
-no copy of the job is left on a host that is up. The orchestrator records the further holder once
-that has compared the image with what the first one kept. If a holder dies later, or loses its
-memory, what it had is copied again. That waits for some seconds: the host may just be restarted.
+no copy of the job is left on a host that is up. The new host compares the image with the digest
+that the first holder kept, and then the orchestrator records it as a holder. If a holder dies
+later, or loses its memory, the orchestrator has its images copied again. It waits for some seconds
+before that, since the host may just be restarting.
 
-The images of a job go one after the other, and a resumption does not wait for them. An orchestrator
-that is restarted begins again with the image that was on its way: its ruling ends what has come. A
-host that has kept such an image refuses another one until then.
+The images of a job are copied one after the other. A resumption does not wait for them. A restarted
+orchestrator begins again with the image that was being copied: its ruling ends what has come to the
+new host. Until that ruling, a host that has kept the copy refuses another one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from ..daemon.tasks import Tasks
 from ..fleet.fleet import Fleet
 from ..messages import Message
 from ..messages.answers import expected
-from ..model.holders import choose_second
+from ..model.holders import HostSeen, choose_second
 from ..model.jobs import Job
 from ..model.snapshots import Generation, image_name
+from ..model.spares import NO_GPUS
 from ..snapshot.images_gone import HostsAsked, look_limit
 from ..snapshot.protection_notes import same, words
 from ..snapshot.protection_row import Holders, holders_of, reachable
@@ -42,12 +44,11 @@ log = logging.getLogger("liveshift.copies")
 M = TypeVar("M", bound=Message)
 
 LOOK_S = 0.1
-"""While a host works on a copy, the orchestrator looks so often whether the job is still suspended.
-"""
+"""The orchestrator checks this often whether the job is still suspended, while a host copies."""
 
 STEADY_S = 60.0
-"""A host that could not take a copy is not asked for so many seconds, if another one can. And after
-attempts that failed, the next one comes after at most so many."""
+"""A host that could not take a copy is not asked again for this long, if another host can. After
+failed attempts, the next one comes after this long at the latest."""
 
 
 class _Over(LiveshiftError):
@@ -71,8 +72,8 @@ class SecondCopies:
         self._tasks = Tasks()
 
     def copy_what_is_alone(self, job: Job) -> None:
-        """Begin to copy those images of a suspended job that only one host has, if there are any
-        and that was not tried just before. Never raises or waits."""
+        """Begin to copy the images of a suspended job that only one host has. It does nothing if
+        there are none, or soon after the last attempt. It never raises or waits."""
         now = time.monotonic()
         if job.name in self._copying or now < self._next.get(job.name, 0.0):
             return
@@ -89,8 +90,8 @@ class SecondCopies:
     # ---- which images --------------------------------------------------------------------------
 
     def _alone(self, job: Job) -> dict[str, str]:
-        """The capsules whose images only one host has → that host. None of a job that a directory
-        has: that outlives all hosts."""
+        """Return the capsules whose images only one host has, each with that host. A job that is
+        saved in a directory has none: it outlives all hosts."""
         newest = job.newest
         if job.state != "suspended" or newest is None or newest.directory:
             return {}
@@ -102,8 +103,8 @@ class SecondCopies:
         return {name: host for name, host in alone.items() if host in hosts.up}
 
     def _away(self) -> list[str]:
-        """The hosts that are not up and may soon be: their agents, or this orchestrator, are just
-        being restarted."""
+        """Return the hosts that are not up but may soon be. Their agents, or this orchestrator, may
+        just have been restarted."""
         now, restart = time.monotonic(), max(AWAY_S, 2 * self._fleet.cluster.timeouts.suspicion)
         began = self._began + restart - AWAY_S  # for a host that was not heard yet
         heard = self._fleet.heard()
@@ -117,13 +118,14 @@ class SecondCopies:
         held = reachable(job, Holders.of(views))
         load = Counter(host for hosts in held.values() for host in hosts)
         refused = {h for h, at in self._refused[job.name].items() if now - at < STEADY_S}
-        chosen: dict[str, str] | str = ""
+        need = newest.gpus.get(name, NO_GPUS)
+        chosen: HostSeen | str = ""
         for without in (refused, set[str]()) if refused else (refused,):
             willing = [view for view in views if view.name not in without]
-            chosen = choose_second(willing, {name: first}, owners, domains, load, newest.gpus)
+            chosen = choose_second(willing, first, owners, domains, load, need)
             if not isinstance(chosen, str):
-                return chosen[name]
-        raise Refused(str(chosen))
+                return chosen.name
+        raise Refused(f"no other host can hold the image of {name}: {chosen}")
 
     # ---- one job -------------------------------------------------------------------------------
 
@@ -146,7 +148,8 @@ class SecondCopies:
             self._copying.discard(job.name)
 
     def _end_attempt(self, job: Job, failed: LiveshiftError | None) -> None:
-        """Note what came of an attempt, each failure once, and when the next one is due."""
+        """Record in the history what came of an attempt, and set the time of the next one. Each
+        failure is recorded once."""
         assert job.newest is not None
         name = job.newest.name
         if failed is None:
@@ -166,7 +169,7 @@ class SecondCopies:
             self._note(job, "not copied", f"an image of {name} is on one host only: {text}")
 
     def _note(self, job: Job, kind: str, text: str) -> None:
-        with contextlib.suppress(LiveshiftError):  # a full disk, say: the images are there
+        with contextlib.suppress(LiveshiftError):  # the disk is full, say: the images are there
             self._fleet.journal.note(job.name, kind, text)
 
     # ---- one image -----------------------------------------------------------------------------
@@ -200,7 +203,7 @@ class SecondCopies:
             gpu=facts.gpu,
             anew=True,
         )
-        job.copying_to[image] = second  # so it is told to keep what comes
+        job.copying_to[image] = second  # so the judge of claims lets it keep what comes
         try:
             there = await self._ask(job, generation, second, hold, limits.prepare, messages.Holding)
             send = messages.ForwardHeld(image, image, name, second, there.endpoint)
@@ -219,14 +222,14 @@ class SecondCopies:
             job.copying_to.pop(image, None)
 
     def _record(self, job: Job, at: Generation, name: str, holders: list[str]) -> None:
-        """Record who holds a capsule's image now. A holder that is not up is none any more."""
+        """Record who holds a capsule's image now. A holder that is not up is dropped."""
         self._check(job, at)
         assert job.newest is not None
         copied = replace(job.newest, holders={**job.newest.holders, name: holders})
         self._fleet.journal.snapshots.rewrite(copied)
         job.newest = copied
         image = image_name(at.number, job.capsules[name].index)
-        for host in holders:  # which it may have lost before
+        for host in holders:  # it may have lost an earlier copy
             self._fleet.hosts[host].lost -= {image}
 
     def _check(self, job: Job, at: Generation) -> None:
@@ -239,9 +242,9 @@ class SecondCopies:
     async def _ask(
         self, job: Job, at: Generation, host: str, message: Message, timeout: float, expect: type[M]
     ) -> M:
-        """Ask a host, as long as the job is suspended. Raises _Over once it is not."""
+        """Return a host's answer. Raises _Over as soon as the job is not suspended any more."""
         work = asyncio.ensure_future(self._hosts.request(host, message, timeout))
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is over
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # read
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=LOOK_S)

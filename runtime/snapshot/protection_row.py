@@ -162,10 +162,18 @@ def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
     """Which holder cannot give its images now, as text; "" if all can."""
     for holder in holders_of(job):
         if holder not in hosts.up:
-            return f"{holder}, which keeps {newest.name}, is not up"
+            return _is_away(holder, newest)
         if holder in lost_images(job, hosts):
-            return f"{holder}, which kept {newest.name}, has lost its memory since"
+            return _has_lost(holder, newest)
     return ""
+
+
+def _is_away(holder: str, newest: Generation) -> str:
+    return f"{holder}, which keeps {newest.name}, is not up"
+
+
+def _has_lost(holder: str, newest: Generation) -> str:
+    return f"{holder}, which kept {newest.name}, has lost its memory since"
 
 
 def reachable(job: Job, hosts: Holders) -> dict[str, list[str]]:
@@ -190,12 +198,10 @@ def _missing(job: Job, hosts: Holders) -> str:
         if giving or newest is None:
             continue
         held = newest.holders.get(name, [])
-        for holder in held:  # the job can be resumed once that is back
-            if holder not in hosts.up:
-                return f"{holder}, which keeps {newest.name}, is not up"
-        if not held:
-            return f"no host keeps the image of {name}"
-        return f"{held[0]}, which kept {newest.name}, has lost its memory since"
+        away = [holder for holder in held if holder not in hosts.up]
+        if away:  # the job can be resumed once that is back
+            return _is_away(away[0], newest)
+        return _has_lost(held[0], newest) if held else f"no host keeps the image of {name}"
     return ""
 
 

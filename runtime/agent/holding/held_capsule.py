@@ -304,7 +304,7 @@ class HeldCapsule:
 
     def give_up(self, number: int) -> None:
         """Remove a generation that was not kept. Raises Refused, and removes nothing, if it was
-        kept, also if it is dropped and in use still."""
+        kept. That includes one that was dropped while a thread uses it."""
         with self._lock:
             kept = {g.number for g in (*self.generations, *self._leaving) if g.kept}
             if number in kept:

@@ -55,10 +55,10 @@ class HeldGeneration:
         self.inbox: Inbox | None = None
         """Takes the image; None once it is kept."""
         self.users = 0  # threads that send it on
-        self._dropped = False  # they must stop
-        self._wires: list[tuple[Sender, Lanes]] = []  # on which they do
+        self._dropped = False  # then these threads must stop
+        self._wires: list[tuple[Sender, Lanes]] = []  # that these threads use
         self._kept: Manifest | None = None
-        self._compared = float("-inf")  # when someone who asked was told that it is as it was kept
+        self._compared = float("-inf")  # when a rewind was last told that it is whole
 
     def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
         """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
@@ -147,11 +147,11 @@ class HeldGeneration:
         return kept_sums.damage(self.images, digest)
 
     def note_compared(self) -> None:
-        """Note that a rewind was told that the image is as it was kept."""
+        """Remember that a rewind has just been told that the image is undamaged."""
         self._compared = time.monotonic()
 
     def digest(self) -> bytes:
-        """The digest of its memory; as kept_sums.memory."""
+        """Return the digest of its memory; see kept_sums.memory."""
         return kept_sums.memory(self.images)
 
     def size(self, store: HeldStore) -> int:
@@ -173,7 +173,7 @@ class HeldGeneration:
             self._check()
             return self._send(sender, send_memory)
         except StepFailed:
-            self._check()  # then that is the reason
+            self._check()  # if the image was dropped, that is the reason
             raise
         finally:
             self._wires.remove((sender, lanes))
@@ -245,8 +245,8 @@ class HeldGeneration:
             _send_table(sender, view.table)
 
     def stop(self) -> None:
-        """Let the threads that send it on fail soon: it is dropped. They may wait for a host that
-        has dropped it before, and does not take it any more."""
+        """Make the threads that send the image fail soon, since the image is dropped. The host to
+        which they send it may have dropped it before, and would never acknowledge the rest."""
         self._dropped = True
         for sender, lanes in self._wires.copy():
             sender.until = lanes.until = float("-inf")

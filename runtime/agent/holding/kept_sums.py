@@ -42,8 +42,8 @@ def write(images: Path, memory: bytes) -> None:
 
 
 def memory(images: Path) -> bytes:
-    """The digest of the memory as it was kept; b"" if the image came without one. Raises OSError,
-    StepFailed."""
+    """Return the digest of the memory at the time when the image was kept; b"" if the image has no
+    sums. Raises OSError, StepFailed."""
     noted = _read(images)
     return noted.memory if noted is not None else b""
 

@@ -95,36 +95,35 @@ def test_a_host_with_a_gpu_to_spare_holds_the_image() -> None:
 
 def second(
     hosts: list[HostView], domains: dict[str, str] | None = None, load: dict[str, int] | None = None
-) -> dict[str, str] | str:
-    """For two images that only h2 has. The job ran on h3."""
-    first = dict.fromkeys(OWNERS, "h2")
-    return choose_second(hosts, first, ["h3"], domains or {}, load or {"h2": 2})
+) -> str:
+    """For an image that only h2 has. The job ran on h3."""
+    chosen = choose_second(hosts, "h2", ["h3"], domains or {}, load or {"h2": 2})
+    return chosen if isinstance(chosen, str) else chosen.name
 
 
-def test_each_image_that_one_host_has_gets_another_one() -> None:
+def test_an_image_that_one_host_has_gets_another_one() -> None:
     hosts = [host("h0"), host("h1"), host("h2")]
-    assert second(hosts) == {"gpt/0": "h0", "gpt/1": "h1"}
-    assert second(hosts, load={"h0": 2}) == {"gpt/0": "h1", "gpt/1": "h1"}
-    assert second([host("h0", used=2), host("h1")]) == {"gpt/0": "h1", "gpt/1": "h1"}
+    assert second(hosts) == "h0"
+    assert second(hosts, load={"h0": 1, "h2": 2}) == "h1", "the images are spread"
+    assert second([host("h0", used=2), host("h1")]) == "h1", "it could run the capsule"
 
 
 def test_a_host_that_ran_the_job_is_the_last_to_get_an_image() -> None:
     full = host("h0", used=2)
-    assert second([full, host("h2"), host("h3")]) == {"gpt/0": "h0", "gpt/1": "h0"}
-    assert second([host("h2"), host("h3")]) == {"gpt/0": "h3", "gpt/1": "h3"}
+    assert second([full, host("h2"), host("h3")]) == "h0"
+    assert second([host("h2"), host("h3")]) == "h3"
 
 
 def test_a_host_that_has_the_gpus_comes_first_for_a_second_image() -> None:
     hosts = [host("h0"), host("h1", gpus=(seat("d0"),)), host("h2")]
-    needs = dict.fromkeys(OWNERS, NEED)
-    first = dict.fromkeys(OWNERS, "h2")
-    chosen = choose_second(hosts, first, [], {}, {"h2": 2}, needs)
-    assert chosen == {"gpt/0": "h1", "gpt/1": "h1"}
+    chosen = choose_second(hosts, "h2", [], {}, {"h2": 2}, NEED)
+    assert not isinstance(chosen, str)
+    assert chosen.name == "h1"
 
 
 def test_a_second_holder_does_not_die_with_the_first() -> None:
     hosts = [host("h0"), host("h1"), host("h2")]
-    assert second(hosts, {"h0": "rack 1", "h2": "rack 1"}) == {"gpt/0": "h1", "gpt/1": "h1"}
+    assert second(hosts, {"h0": "rack 1", "h2": "rack 1"}) == "h1"
 
 
 def test_without_a_second_holder_each_host_s_reason_is_said() -> None:
@@ -137,7 +136,7 @@ def test_without_a_second_holder_each_host_s_reason_is_said() -> None:
         replace(host("h5"), memory_left=0.01),
     ]
     assert second(hosts, {"h2": "rack 1", "h3": "rack 1"}) == (
-        "no other host can hold the image of gpt/0: h0 is not up; h1 is tainted or cordoned;"
+        "h0 is not up; h1 is tainted or cordoned;"
         " h2 has it already; h3 is in one failure domain with h2, which has it;"
         " h4 receives nothing (spare = none); h5 is short of memory (1.0% is left)"
     )
