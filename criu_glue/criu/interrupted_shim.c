@@ -12,6 +12,8 @@
 // is made again. Where the task goes on at the source, the kernel still returns EINTR to a program
 // whose handler of a signal ran meanwhile (ERESTARTNOHAND); CRIU itself does not tell the two apart.
 // Only the kernel knows how much of a timeout is left, so a poll with a timeout still returns EINTR.
+// So does one in which the thread was stopped before: it is in restart_syscall(2) since, which does
+// not say which call it goes on with (memory/source/remote.c avoids that).
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -71,6 +71,19 @@ static bool in_rseq(const struct remote *thread) {
     return thread->own.rip - section.start < section.length;
 }
 
+// The kernel goes on with an interrupted poll(2) by restart_syscall(2). If CRIU interrupts that
+// call later, nothing says that it was a poll without timeout, and the poll returns EINTR
+// (interrupted_shim.c). So the thread makes the poll again, as after a signal that it ignores.
+static int make_poll_again(struct remote *thread) {
+    enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516 }; // linux/errno.h
+    struct user_regs_struct *own = &thread->own;
+    bool polls = own->orig_rax == SYS_poll && (int)own->rdx < 0; // without timeout
+    if (!polls || (long long)own->rax != -ERESTART_RESTARTBLOCK)
+        return 0;
+    own->rax = (unsigned long long)-ERESTARTNOHAND;
+    return ptrace(PTRACE_SETREGS, thread->tid, 0, own) == 0 ? 0 : -errno;
+}
+
 // Whether the instruction is still there. The process may have run another program since it was
 // found; now that the thread is stopped, it cannot any more.
 static bool is_syscall(const struct remote *thread) {
@@ -172,6 +185,9 @@ int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered)
         return -errno;
     if (regs.iov_len != sizeof thread.own || thread.own.cs != USER_CODE_64)
         return -ENOEXEC;
+    int again = make_poll_again(&thread);
+    if (again != 0)
+        return again;
     if (!is_syscall(&thread) || in_rseq(&thread))
         return -EAGAIN;
     long options = PTRACE_O_TRACESYSGOOD;

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -111,6 +112,25 @@ def test_what_a_thread_waits_in_is_not_interrupted(job: Subject, call: str, tmp_
     assert value == 0
     if call in OWN_TIMEOUT:
         assert seconds > 0.2
+
+
+def test_a_poll_without_timeout_is_still_known_as_one() -> None:
+    """The kernel's restart_syscall(2) has no name of the call that it goes on with. A dump that
+    interrupts it made the poll return EINTR: the worker of Varnish ended after each first
+    snapshot."""
+    code = "import ctypes; print(ctypes.CDLL(None).poll(None, 0, -1), flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            call = Path(f"/proc/{process.pid}/syscall")
+            poll = str(NUMBERS["poll"][0])
+            until(lambda: call.read_text().split()[0] == poll)
+            for _ in range(3):
+                opened(process.pid)
+                until(lambda: call.read_text() != "running\n")
+                assert call.read_text().split()[0] == poll
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_a_process_that_computes_and_takes_signals_goes_on(job: Subject) -> None:
