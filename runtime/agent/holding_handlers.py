@@ -313,6 +313,7 @@ class HoldingHandlers:
             if host_facts.memory_to_spare(KEPT_FREE) < 0:
                 await asyncio.to_thread(self._images.drop_own)
             await asyncio.gather(*map(self._settle, self._images.generations()))
+            await asyncio.to_thread(self._images.tidy)
 
     async def _settle(self, generation: HeldGeneration) -> None:
         note = generation.note

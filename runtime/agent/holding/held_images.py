@@ -291,6 +291,15 @@ class HeldImages:
         if (found := self._capsules.get(capsule)) is not None:
             found.give_up(image_number(migration))
 
+    def tidy(self) -> None:
+        """Remove the directory once no image is left. :meth:`drop` does that too, unless a thread
+        uses the image: that thread removes no more than the image."""
+        if not self._capsules or self.generations():
+            return
+        with self._lock:
+            self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
+            self._tidy()
+
     def _tidy(self) -> None:
         """Remove the directory if nothing is in it."""
         with contextlib.suppress(OSError):

@@ -173,6 +173,8 @@ def test_nothing_is_left_of_a_copy_whose_image_is_dropped(pair: Pair) -> None:
     assert "s17.1 is not held any more" in str(raised)
     assert pair.first.numbers == []
     assert not capsule.directory.exists()
+    pair.first.handlers._images.tidy()  # as at each heartbeat
+    assert not capsule.directory.parent.exists()
 
 
 def test_an_image_that_was_compared_for_a_copy_is_compared_again(
