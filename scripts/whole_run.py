@@ -7,6 +7,9 @@ list of arguments, all of them whatever comes of the first. It ends with 1 unles
 every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
 what the machine itself cannot have is excepted, and named: FACTS in tests/support/machine_needs.py.
 
+What failed in any list is said once more at the end, in a line or two each: who sees only the end
+of a long output knows from that what to look at.
+
 It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment,
 or something with one of the harness's names (OURS) in a directory for temporary files.
 In the end it removes labs that are still there: where a run of several processes is interrupted,
@@ -59,6 +62,10 @@ sys.exit(whole_run.one_run(sys.argv[1:]))
 """
 """For ``python -c``. Were this file the main module of the run, each process that a fork server
 makes for a test would import it first, and the package with it."""
+FAILED = "LIVESHIFT_TEST_FAILED"
+"""The variable with the name of the file in which the runs note what has failed."""
+REASON = 600
+"""At most so many characters of a reason are said."""
 OURS = ("corpus-", "gate-", "liveshift-", "ls-", "lsload", "place-", "reference-")
 """The names of what tests make there begin so. Others' files come and go there as they like."""
 
@@ -82,6 +89,21 @@ class NoSkips:
                 f"error: {count} skipped: a test that is skipped has not tested (reasons above)",
                 red=True,
             )
+        if path := os.environ.get(FAILED):
+            stats = terminalreporter.stats
+            with open(path, "a") as file:
+                for report in (*stats.get("failed", []), *stats.get("error", [])):
+                    file.write(f"{report.nodeid}: {_reason(report)}\n")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test failed, and where, on one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        text = report.longreprtext
+        return " ".join(text[-REASON:].split())
+    text = f"{crash.path}:{crash.lineno}: {crash.message}"
+    return " ".join(text[:REASON].split())
 
 
 def _skipped(config: pytest.Config) -> tuple[int, Counter[str]]:
@@ -116,12 +138,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with alone(name):
             before = clutter() | elsewhere()
-            with tempfile.TemporaryDirectory() as made:
+            with tempfile.TemporaryDirectory() as made, tempfile.NamedTemporaryFile("r") as failed:
                 os.environ[lab_place.MADE] = made
+                os.environ[FAILED] = failed.name
                 try:
                     code = _run_all(runs)
                 finally:
                     take_down(Path(made))
+                for line in failed:
+                    print(f"failed: {line}", end="", file=sys.stderr)
             left = [] if code == INTERRUPTED else sorted((clutter() | elsewhere()) - before)
             if left:
                 print(f"error: the tests have left {', '.join(left)}", file=sys.stderr)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import lab_place
 import machine_needs
 import pytest
 from checkout import ROOT
@@ -37,6 +38,8 @@ with alone.alone("make test"):
 def lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """One of our own; we may be part of a whole run ourselves."""
     monkeypatch.delenv(alone.HOLDER, raising=False)
+    for own in ("LIVESHIFT_TEST_FAILED", lab_place.MADE):  # a run sets them for its own lists
+        monkeypatch.setenv(own, os.environ.get(own, ""))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # ten runs need none, and are quick
     monkeypatch.setattr(alone, "LOCK", tmp_path / "whole-run.lock")
     return tmp_path / "whole-run.lock"
@@ -123,6 +126,20 @@ def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
     assert marker.exists()
     said = capfd.readouterr().out
     assert ("1 skipped: a test that is skipped has not tested" in said) == ("pytest." in first)
+
+
+def test_what_failed_in_any_list_is_said_again_at_the_end(
+    runs: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = arguments_for(tmp_path, first="assert 'seen' == 'wanted', 'two\\nlines'")
+    second = arguments_for(tmp_path, second="assert True", third="this is no Python")
+    assert runs.main(["make test", "--", *first, "--", *second]) == 1
+    said = capfd.readouterr().err.splitlines()
+    named = [line.partition(".py")[0] for line in said]
+    assert named == ["failed: test_first", "failed: test_third"]
+    assert "::test_it: " in said[0]
+    assert "test_first.py:4: AssertionError: two lines" in said[0]
+    assert "SyntaxError" in said[1]
 
 
 def test_a_process_that_a_test_gets_from_a_fork_server_has_nothing_of_the_package(
