@@ -80,7 +80,7 @@ soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones b
 	@$(PROGRAM) soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) \
 		$(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
+fuzz: $(STAMPS)/package $(STAMPS)/fuzz-requirements ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -184,6 +184,10 @@ $(STAMPS)/requirements: requirements.lock $(STAMPS)/venv
 
 $(STAMPS)/test-requirements: requirements-test.lock $(STAMPS)/venv
 	@scripts/setup.sh test-requirements
+	@touch $@
+
+$(STAMPS)/fuzz-requirements: requirements-fuzz.lock $(STAMPS)/venv
+	@scripts/setup.sh fuzz-requirements
 	@touch $@
 
 $(STAMPS)/package: $(SOURCES) $(STAMPS)/requirements

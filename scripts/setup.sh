@@ -5,6 +5,7 @@
 #   venv          the virtual environment $VENV
 #   requirements  requirements.lock, into it
 #   test-requirements  requirements-test.lock, into it, and programs by apt, for `make test`
+#   fuzz-requirements  requirements-fuzz.lock, into it, for `make fuzz`
 #   package       liveshift itself, into it (plain install; meson's build folder is kept)
 #   criu          a CRIU that works here, found or fetched into it
 # Only what was found missing is touched. $PYTHON and $VENV may be set by the caller.
@@ -129,6 +130,12 @@ test-requirements() {
     pip_install --no-deps --requirement requirements-test.lock
 }
 
+fuzz-requirements() {
+    say "installing requirements-fuzz.lock (atheris, 35 MB)"
+    pip_install --no-deps --only-binary :all: --requirement requirements-fuzz.lock ||
+        say "pip found no atheris for this Python, so make fuzz changes inputs without guidance"
+}
+
 package() {
     say "building and installing liveshift"
     PATH="$VENV/bin:$PATH" pip_install --no-deps --no-build-isolation --force-reinstall --no-cache-dir \
@@ -143,7 +150,7 @@ criu() {
 [ $# -gt 0 ] || set -- system venv requirements package criu
 for step; do
     case $step in
-        system | venv | requirements | test-requirements | package | criu) "$step" ;;
+        system | venv | requirements | test-requirements | fuzz-requirements | package | criu) "$step" ;;
         *) fail "no such step: $step" "see the head of $0" ;;
     esac
 done

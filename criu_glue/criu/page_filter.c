@@ -102,7 +102,8 @@ static void read_ranges(void) {
         hide.ranges[hide.count++] = next;
     }
     fclose(f);
-    qsort(hide.ranges, hide.count, sizeof next, in_order);
+    if (hide.count)
+        qsort(hide.ranges, hide.count, sizeof next, in_order);
 }
 
 // Returns the pid whose pagemap `fd` is; 0 for CRIU's own pagemap and for other files.
