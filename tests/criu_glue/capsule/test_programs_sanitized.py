@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process 1 of capsules and CRIU's hook run under the address sanitizer, these and the shims of CRIU
-with checks for undefined behaviour: the tests that use them run again."""
+"""The tests of process 1, of CRIU's hook and of its shims run again: the two programs under the
+address sanitizer, all of them with checks for undefined behaviour."""
 
 from __future__ import annotations
 
