@@ -28,6 +28,7 @@ from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
 from ..config.cluster import Cluster, FastPathChoice
 from ..control import local_socket
+from ..control.kernels import Kernels
 from ..control.link import Uplink
 from ..daemon import heap, notify, state_lock
 from ..daemon.cluster_file import ClusterFile
@@ -123,7 +124,7 @@ class Agent:
             messages.ReadOutput: capsule_table.read_output,
             messages.ReadRepeated: capsule_table.read_repeated,
             messages.GetInspection: capsule_table.get_inspection,
-            messages.TryHosts: partial(try_hosts, cluster),
+            messages.TryHosts: partial(try_hosts, cluster, Kernels()),
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
             messages.StartPrecopy: source.precopy,

@@ -55,22 +55,16 @@ async def why_no_agent(host: str, address: str | None) -> tuple[str, str]:
     )
 
 
-async def answers(address: str, limit_s: float) -> bool:
-    """Whether a kernel accepts or refuses a connection to HOST:PORT within ``limit_s`` seconds."""
-    return (await _tried(address, limit_s))[0] in ("open", "refused")
-
-
-async def _tried(address: str, limit_s: float | None = None) -> tuple[str, str]:
+async def _tried(address: str) -> tuple[str, str]:
     """The result of a TCP connection (open, refused, silent or no way), and the same in words."""
     host, _, port = address.rpartition(":")
-    limit_s = PROBE_S if limit_s is None else limit_s
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(PROBE_S):
             writer = (await asyncio.open_connection(host.strip("[]"), int(port)))[1]
     except ConnectionRefusedError:
         return "refused", f"{address} refuses connections: nothing listens there"
     except TimeoutError:
-        return "silent", f"{address} does not answer within {limit_s:g} s"
+        return "silent", f"{address} does not answer within {PROBE_S:g} s"
     except OSError as error:
         return "no way", f"{address} cannot be reached: {error.strerror or error}"
     writer.close()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config.cluster import Cluster
-from ..control import reach
+from ..control.kernels import Kernels
 from ..daemon.tasks import Tasks
 from ..messages import LAUNCHER_S, CapsuleEnded, CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
@@ -68,6 +68,7 @@ class Lookout:
         self._wake = wake
         self._began = time.monotonic()
         self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, the result
+        self._kernels = Kernels()
         self._probing: set[str] = set()
         self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
         self._device_errors: dict[str, list[tuple[float, DeviceError]]] = {}  # by host: when, what
@@ -151,7 +152,7 @@ class Lookout:
         began = time.monotonic()
         limit = self._limits.suspicion - MISSED * self._limits.heartbeat  # known when that is over
         try:
-            answers = await reach.answers(str(self._cluster.host(host).data), limit)
+            answers = await self._kernels.answers(str(self._cluster.host(host).data), limit)
             self._answers[host] = began, answers
             self._wake()
             await asyncio.sleep(self._limits.heartbeat)  # some failures come at once

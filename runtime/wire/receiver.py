@@ -36,6 +36,10 @@ log = logging.getLogger("liveshift.wire")
 IO_THREADS = 4
 """At most this many of libzmq's threads decrypt; each connection belongs to one of them."""
 
+BACKLOG = 4096
+"""Up to this many connections may wait to be accepted. Hosts ask this port whether the kernel
+answers, also while the agent is stopped and accepts none."""
+
 
 class Receiver:
     """Lane 0 of all migrations that arrive here, with one socket, and a page port.
@@ -77,6 +81,7 @@ class Receiver:
         socket.linger = 0
         socket.rcvhwm = 2 * WINDOW
         socket.setsockopt(zmq.MAXMSGSIZE, CHUNK + OVERHEAD)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         end_dead_peers(socket)
         try:
             socket.bind(f"tcp://{self.address}")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import socket
 from pathlib import Path
@@ -37,24 +36,6 @@ async def said(uplink: Uplink) -> Unreachable:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
     return caught.value
-
-
-def test_a_kernel_answers_whether_a_daemon_listens_or_not() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert asyncio.run(reach.answers(address, 5.0))
-    assert asyncio.run(reach.answers(address, 5.0)), "it refuses the connection now"
-
-
-def test_a_kernel_that_drops_a_connection_does_not_answer() -> None:
-    """As of a host that is not there. A kernel drops what a full queue has no room for."""
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):  # the queue has room for one, or for two
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(full.getsockname())
-        assert not asyncio.run(reach.answers(f"127.0.0.1:{full.getsockname()[1]}", 0.2))
 
 
 def test_nobody_listens(key_directory: Path) -> None:

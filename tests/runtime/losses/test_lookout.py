@@ -10,7 +10,7 @@ import pytest
 from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.errors import Unreachable
-from liveshift.runtime.control import reach
+from liveshift.runtime.control.kernels import Kernels
 from liveshift.runtime.losses import lookout
 from liveshift.runtime.losses.left_hosts import LeftHosts
 from liveshift.runtime.losses.lookout import Lookout
@@ -41,10 +41,10 @@ class Scene:
         self.asked: list[tuple[str, Message]] = []
         monkeypatch.setattr(lookout, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-        async def answers(_address: str, _limit: float) -> bool:
+        async def answers(_: Kernels, _address: str, _limit: float) -> bool:
             return False
 
-        monkeypatch.setattr(reach, "answers", answers)
+        monkeypatch.setattr(Kernels, "answers", answers)
         self.lookout = Lookout(
             CLUSTER,
             lambda: self.heard,

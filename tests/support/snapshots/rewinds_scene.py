@@ -19,7 +19,7 @@ from rewind_scene import FACTS, SURVEY
 
 from liveshift.errors import NotFound, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.control import reach
+from liveshift.runtime.control.kernels import Kernels
 from liveshift.runtime.fleet.endings import Endings
 from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.fleet.stopping import Stopping
@@ -58,11 +58,11 @@ class RewindsScene:
         self.begin(fleet)
         addresses = {str(host.data): host.name for host in fleet.cluster.hosts}
 
-        async def answers(address: str, _limit: float) -> bool:
+        async def answers(_: Kernels, address: str, _limit: float) -> bool:
             await asyncio.sleep(0.01)
             return addresses[address] in self.kernels
 
-        monkeypatch.setattr(reach, "answers", answers)
+        monkeypatch.setattr(Kernels, "answers", answers)
 
     def begin(self, fleet: Fleet) -> None:
         """An orchestrator on this fleet."""
