@@ -94,7 +94,7 @@ TELLS = {
 #                      loss: committed forwarded   suspension: dumped complete ended   suspended
 _GRID = """
 orchestrator-killed      t t t   R r r   r r   t S s   S
-orchestrator-stalled     t t t   r r r   r r   t s s   s
+orchestrator-stalled     t t t   r r r   r r   t 3 s   s
 owner-agent-killed       t T t   r r r   . .   t s s   s
 owner-agent-stalled      t t t   r r r   . .   t s s   s
 owner-cut-off            1 1 r   r r r   . .   1 s s   .
@@ -122,6 +122,10 @@ REASONS: dict[str, tuple[frozenset[str], str]] = {
     "2": (
         frozenset({TRAINED_ON, RESUMED}),
         "what is left of the image may fit, or come again",
+    ),
+    "3": (
+        frozenset({TRAINED_ON, RESUMED}),
+        "after a long stall the orchestrator decides before it hears the hosts, and gives up",
     ),
 }
 """What a cell may come to, and why it is not always the same, by its number in the grid."""
