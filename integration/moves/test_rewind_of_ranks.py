@@ -137,6 +137,23 @@ def test_a_rank_that_ends_by_itself_ends_its_job(start: Start) -> None:
 
 
 @pytest.mark.long
+def test_a_job_that_asks_for_it_is_taken_back_whatever_code_a_rank_ends_with(
+    start: Start, references: References
+) -> None:
+    seldom = ("--snapshot-every", "15s")  # none is taken while the rank ends
+    job = start((*LONG, "--fail", "{out}/fail"), "--rewind-on", "any", *seldom)
+    rank, last = psutil.Process(rank_pid(job, 1)), job.steps()[-1]["step"]
+    (job.out / "fail").touch()
+    rank.wait(30)
+    (job.out / "fail").unlink()  # before the rank is back
+    (rewound,) = eventually(lambda: events(job, "rewound"), "the rewind")
+    wait_steps(job, rewound.time, max(last + AFTER, 40))
+    (why,) = [e.text for e in events(job, "rewinding") if "goes back" in e.text]
+    assert "ended with code 3" in why
+    job.assert_begins_like_never_moved(references)
+
+
+@pytest.mark.long
 def test_a_rank_that_kills_itself_at_one_step_does_so_once_more_only(start: Start) -> None:
     job = start((*LONG, "--kill-at", "80"))
     assert job.wait_end() == 128 + signal.SIGKILL
