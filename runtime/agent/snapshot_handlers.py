@@ -139,10 +139,11 @@ class SnapshotHandlers:
         _need_ranks(snapshot.resident)  # one may have ended between the lock and the freeze
         return messages.SnapshotClosed(snapshot.digest)
 
-    async def end_earlier(self, request: messages.EndEarlier) -> None:
+    async def end_earlier(self, request: messages.EndEarlier) -> messages.EarlierEnded:
         """The book itself ends the copies (CapsuleTable.locate)."""
         await self._capsule_table.locate(messages.Locate(request.book))
         await reached("rewind.ended")
+        return messages.EarlierEnded(self._capsule_table.ended_running(request.book))
 
     async def end(self, request: messages.End) -> None:
         """End a capsule. A snapshot of it is given up first, without a wait."""

@@ -14,7 +14,7 @@ from . import agents, costs, gates, people, snapshots  # noqa: F401 (they define
 from .base import Answer, Message
 from .request_text import request_to
 
-VERSION = 26
+VERSION = 27
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment

@@ -317,7 +317,8 @@ class LoadHeld(Message, frozen=True):
 
 
 class EndEarlier(Message, frozen=True):
-    """End all that this host has of a job from before a rewind, then enter the book; answers None.
+    """End all that this host has of a job from before a rewind, then enter the book; answers
+    EarlierEnded.
 
     That is: what runs, arrives, leaves or has a session and was made under fewer rewinds than
     ``book.rewinds``. The host answers once its sandboxes are removed: they are removed by the
@@ -325,3 +326,10 @@ class EndEarlier(Message, frozen=True):
     """
 
     book: Book
+
+
+class EarlierEnded(Message, frozen=True):
+    """Answers EndEarlier. ``ran``: the capsules that were ended there and were not frozen. One that
+    was dumped for a suspension is frozen, unless it went on before its host heard of that."""
+
+    ran: list[str]

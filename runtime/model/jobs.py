@@ -101,6 +101,7 @@ class Job:
     snapshot, as text, or "". ``silent``: what a person must know while no host of it is heard, as
     text, or "". ``rewinding``: how far its rewind is, or why it is not taken back yet, as text; ""
     if nothing of it is lost.
+    ``ran_on``: capsules that are known to have run since ``newest``, to which the job went back.
     ``copying_to``: for each image of a suspended job that is being copied, the host that gets it.
     ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
     none did since the boundary of ``newest``. ``since``: the number of the first event of its
@@ -126,6 +127,7 @@ class Job:
     unprotected: str = ""
     silent: str = ""
     rewinding: str = ""
+    ran_on: set[str] = field(default_factory=set)
     copying_to: dict[str, str] = field(default_factory=dict)
     end_asked: float = 0.0
     since: int = 0

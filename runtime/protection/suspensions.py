@@ -38,6 +38,7 @@ from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_notes import offer
 from ..snapshot.protection_row import Holders, holders_of, reachable
+from ..snapshot.shared_files import cut_back_what_ran_on
 from .ordered_snapshots import OrderedSnapshots
 from .rewinds import Rewinds
 from .saved_jobs import SavedJobs
@@ -346,6 +347,9 @@ class Suspensions:
             # After a failed resumption other hosts may have copies.
             await self._rewinds.publish(job)
             check()
+            if job.ran_on and job.newest is not None:
+                note(await cut_back_what_ran_on(self._rewinds, job, job.newest))
+                check()
             self._clear.add(row.number)
             to, newest = self._rows[job.name].to, job.newest  # perhaps ordered meanwhile
             if job.name in self._saving:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from ...errors import LiveshiftError
 from .. import messages
+from ..messages.answers import expected
 from ..model.jobs import Job
 from ..model.ownership import may_restore
 from .rewind_context import RewindContext
@@ -87,7 +88,9 @@ class EarlierCopies:
     async def _order(self, host: str) -> None:
         end = messages.EndEarlier(self._job.book())
         try:
-            await self._context.request(host, end, self._limits.prepare)
+            answer = await self._context.request(host, end, self._limits.prepare)
+            ended = expected(messages.EarlierEnded, host, end, answer)
+            self._job.ran_on.update(ended.ran)
             self._ended.add(host)
         except LiveshiftError as error:
             self._note_once(host, f"earlier copies are left on {host}: {error}")

@@ -144,10 +144,12 @@ class Rewind:
         self._context.begin_restoring(self.row)
 
     async def _cut_back(self) -> None:
-        if not self._generation.saved and not self._context.may_have_run(self.row):
+        ran = self._job.ran_on or self._context.may_have_run(self.row)
+        if not (ran or self._generation.saved):
             return  # what has come to its files since its suspension is not the job's
         if said := await cut_back(self._context, self._job, self._generation):
             self._note(said)
+        self._job.ran_on.clear()
 
     async def _bring_back(self) -> list[RewoundCapsule]:
         """Bring all capsules back at the same time; return those that were brought back here."""

@@ -46,7 +46,8 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
         return f"its files on shared paths are not cut back: {error}"
     if not sizes:
         return ""
-    host = next(iter(job.capsules.values())).host
+    hosts = [capsule.host for capsule in job.capsules.values()]
+    host = next(filter(context.is_up, hosts), hosts[0])
     run = job.request
     limit = context.cluster.timeouts.prepare
     # Half of it: a host that has got it late must have ended before the job goes on.
@@ -71,6 +72,19 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     if done.left:
         texts.append(f"left as they are, though they have changed: {some(done.left, MOST_NAMED)}")
     return "files on shared paths are " + "; ".join(texts) if texts else ""
+
+
+async def cut_back_what_ran_on(context: RewindContext, job: Job, generation: Generation) -> str:
+    """Cut back what capsules of a suspended job have written that had gone on before their hosts
+    heard of the suspension, since the orchestrator was silent. It is not left to the resumption:
+    until then other programs may write to these files. Return a text for the history. Raises as
+    :func:`cut_back`.
+    """
+    ran = ", ".join(sorted(job.ran_on))
+    said = await cut_back(context, job, generation)
+    job.ran_on.clear()
+    text = f"{ran} had gone on after {generation.name}, and a resumption repeats that"
+    return f"{text}; {said}" if said else text
 
 
 async def _files(

@@ -274,6 +274,7 @@ class Snapshot:
             # their hosts learn of the suspension, if it was written now.
             self._left(min(LAST_MOMENT_S, self._pause / 10))
             self._context.suspend(generation, self._suspends, self._to)
+            self.job.ran_on.clear()
         else:
             self._context.complete(generation)
         self.job.goes_on_from(self._boundary_at)

@@ -55,6 +55,7 @@ class CapsuleTable:
         self._forgetting = asyncio.Lock()
         self.ended = ended
         self._drop_earlier = drop_earlier
+        self._ended_running: dict[str, tuple[int, set[str]]] = {}  # by job: its rewinds, capsules
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -129,15 +130,30 @@ class CapsuleTable:
         """
         if not book.rewinds:
             return
-        await self._end_silently(self._earlier(book))
-        await self._drop_earlier(book)
+        first = self._earlier(book)
+        self._note_that_run(book, first)
+        await self._end_silently(first)
+        await self._drop_earlier(book)  # this ends the freeze of what is dead
         earlier = self._earlier(book)  # again: a migration may have let one run meanwhile
+        self._note_that_run(book, [resident for resident in earlier if resident not in first])
         await self._end_silently(earlier)
         for resident in earlier:
             name = resident.spec.name
             await self.blocking(name, partial(self._remove_earlier, resident))
             if self.capsules.get(name) is resident:
                 del self.capsules[name]
+
+    def ended_running(self, book: Book) -> list[str]:
+        """Which capsules :meth:`end_earlier` has ended here, for this count of rewinds, that were
+        not frozen. It may be asked again: the first answer may have been lost."""
+        rewinds, names = self._ended_running.get(book.job, (0, set()))
+        return sorted(names) if rewinds == book.rewinds else []
+
+    def _note_that_run(self, book: Book, earlier: Sequence[RunningCapsule]) -> None:
+        rewinds, names = self._ended_running.get(book.job, (0, set()))
+        before = names if rewinds == book.rewinds else set()
+        run = {resident.spec.name for resident in earlier if not resident.still}
+        self._ended_running[book.job] = book.rewinds, before | run
 
     def _remove_earlier(self, resident: RunningCapsule) -> None:
         repeated_output.keep(self.factory, resident)
@@ -252,6 +268,7 @@ class CapsuleTable:
             carried_out.forget_job(self.factory, request.job)
             ran_here.forget_job(self.factory, request.job)
             repeated_output.forget_job(self.factory, request.job)
+            self._ended_running.pop(request.job, None)
             book = self.books.pop(request.job, None)
             if book is not None:
                 async with self.network:

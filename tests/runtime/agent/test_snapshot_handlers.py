@@ -311,8 +311,9 @@ def book(rewinds: int, job: str = "gpt") -> messages.Book:
 
 def test_a_rewind_ends_the_sessions_of_earlier_copies(scene: Scene) -> None:
     scene.begun()
-    scene.run(scene.handlers.end_earlier(messages.EndEarlier(book(1))))
+    ended = scene.run(scene.handlers.end_earlier(messages.EndEarlier(book(1))))
     assert scene.done == ["abandoned", "closed", "tracker closed", "located"]
+    assert ended == messages.EarlierEnded(["gpt/1"]), "as the table says"
 
 
 @pytest.mark.parametrize("other", [book(0), book(1, "other")])

@@ -141,3 +141,9 @@ def test_what_follows_may_fail_and_the_error_is_passed_on(scene: CopiesScene) ->
 
     with pytest.raises(LiveshiftError, match="the disk is full"):
         asyncio.run(scene.copies.end(lambda: set(scene.needed), full))
+
+
+def test_the_job_knows_then_which_capsules_had_run(scene: CopiesScene) -> None:
+    scene.ran_on = {"h0": ["gpt/0"], "h3": ["gpt/2"], "h1": ["gpt/1"]}
+    asyncio.run(scene.end())
+    assert scene.job.ran_on == {"gpt/0", "gpt/2"}, "h1 is down"

@@ -212,6 +212,15 @@ def test_a_rewind_cuts_after_the_earlier_copies_and_before_the_images_go(
     assert [kind for kind, said in scene.notes if text in said] == ["rewinding"]
 
 
+def test_what_ran_on_after_a_suspension_is_cut(scene: Scene) -> None:
+    """The resumption came before the suspension had ended its copies."""
+    scene.ran = False
+    scene.ran_on = {"h0": ["gpt/0"]}
+    assert asyncio.run(scene.rewind().run()) is RewindEnd.DONE
+    assert scene.said.count("CutBack h0") == 1
+    assert scene.job.ran_on == set(), "the next one need not cut again"
+
+
 @pytest.mark.parametrize("adopted", [False, True])
 def test_nothing_is_cut_of_a_job_that_has_not_run_since_its_snapshot(
     scene: Scene, adopted: bool

@@ -77,6 +77,7 @@ class RewindScene:
         self.said: list[str] = []
         self.notes: list[tuple[str, str]] = []
         self.fails: dict[str, list[Exception | None]] = {}
+        self.ran_on: dict[str, list[str]] = {}  # by host: the capsules that it ends, and that run
         self.dies_at = -1  # the orchestrator dies before it does this
         self.asks: list[tuple[str, Any]] = []
 
@@ -105,7 +106,7 @@ class RewindScene:
             self._maybe_fail(kind, f"{kind} {host}")
             assert message.book.rewinds == self.job.rewinds
             self.ended.add(host)
-            return None
+            return messages.EarlierEnded(self.ran_on.get(host, []))
         capsule = self._capsule(message)
         if not isinstance(message, messages.RestoreCapsule):
             self._maybe_fail(kind, f"{kind} {host}")

@@ -50,6 +50,8 @@ class RewindsScene:
         self.damaged: set[str] = set()  # hosts whose images turn out to be damaged then
         self.own_copies: set[str] = set()  # hosts that have kept copies of their own capsules
         self.stuck: set[str] = set()
+        self.ran_on: dict[str, list[str]] = {}  # by host: capsules that it ends, and that run
+        self.written: dict[bytes, int] = {}  # files that the capsules were writing
         self.said: list[str] = []
         fleet = a_fleet(state, self.settings)
         for capsule in fleet.jobs["a"].capsules.values():
@@ -170,7 +172,11 @@ class RewindsScene:
                 raise NotFound(f"the image {message.image} is damaged")
             if not held and host not in self.own_copies:
                 raise NotFound(f"{host} has no {message.image}")
-            return messages.HeldFacts(SURVEY, FACTS, 1000)
+            return messages.HeldFacts(SURVEY, FACTS, 1000, written=self.written)
+        if isinstance(message, messages.EndEarlier):
+            return messages.EarlierEnded(self.ran_on.get(host, []))
+        if isinstance(message, messages.CutBack):
+            return messages.CutBackDone(["/shared/log (by 2 kB)"], [])
         if isinstance(message, messages.TryHosts):
             return messages.HostsReached([each for each in message.hosts if each in self.kernels])
         if isinstance(message, messages.Reserve):

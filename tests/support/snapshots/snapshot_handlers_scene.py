@@ -169,6 +169,9 @@ class Scene(MigrationRegistry):
         await self.rulings.drop_earlier(request.book)
         self.done.append("located")
 
+    def ended_running(self, book: messages.Book) -> list[str]:
+        return [f"gpt/{book.rewinds}"]
+
     def run(self, *work: Coroutine[Any, Any, Any]) -> Any:
         """Run these, one after the other; return the last answer."""
 

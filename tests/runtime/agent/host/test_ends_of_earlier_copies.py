@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from fleet_scene import CLUSTER
 
@@ -38,6 +39,7 @@ class Capsule:
         self.epoch = epoch
         self.code: int | None = None
         self.leaving = False
+        self.still = False
         self.removed = True  # it has no directory
         self._scene = scene
 
@@ -150,6 +152,36 @@ def test_one_that_a_migration_let_run_meanwhile_is_ended_too(scene: Scene) -> No
     asyncio.run(scene.table.end_earlier(AFTER))
     assert scene.done == ["drop 2", "end gpt/0", "remove gpt/0"]
     assert scene.names == []
+
+
+def test_it_is_known_which_of_them_were_not_frozen(scene: Scene) -> None:
+    """After a suspension they are, unless they went on by themselves."""
+    scene.copy("gpt/0", 1).still = True
+    scene.copy("gpt/1", 1)
+    scene.copy("other/0", 0)
+    scene.lets_run = Capsule(scene, "gpt/2", 1)
+    asyncio.run(scene.table.end_earlier(AFTER))
+    scene.lets_run = None
+    for _ in range(2):  # the first answer may have been lost
+        asyncio.run(scene.table.end_earlier(AFTER))
+        assert scene.table.ended_running(AFTER) == ["gpt/1", "gpt/2"]
+    assert scene.table.ended_running(msgspec.structs.replace(AFTER, rewinds=3)) == []
+    asyncio.run(scene.table.end_earlier(msgspec.structs.replace(AFTER, rewinds=3)))
+    assert scene.table.ended_running(msgspec.structs.replace(AFTER, rewinds=3)) == []
+
+
+def test_the_end_of_a_freeze_that_comes_after_the_end_of_its_capsule_does_not_count(
+    scene: Scene,
+) -> None:
+    copy = scene.copy("gpt/0", 1)
+    copy.still = True
+
+    async def thaw(_: Book) -> None:
+        copy.still = False
+
+    scene.table._drop_earlier = thaw
+    asyncio.run(scene.table.end_earlier(AFTER))
+    assert scene.table.ended_running(AFTER) == []
 
 
 def test_the_copies_of_the_rewind_itself_stay(scene: Scene) -> None:

@@ -47,6 +47,7 @@ class Copy:
         self.sandbox = SimpleNamespace(plan=plan, init=1, started=1)
         self.code: int | None = 137
         self.epoch, self.leaving, self.removed = 3, False, False
+        self.still = False
 
     def prints(self, *texts: bytes, begins: int = 0) -> Copy:
         with output.segment(self.log, begins).open("ab") as file:

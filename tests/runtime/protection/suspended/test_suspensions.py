@@ -12,7 +12,7 @@ from full_journal import empty, fill
 from suspensions_scene import SuspensionsScene, scene
 from waits import until_async
 
-from liveshift.errors import LiveshiftError, Refused
+from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime.fleet.fleet import Fleet
 from liveshift.runtime.fleet.status import status
 from liveshift.runtime.messages import Claim
@@ -332,3 +332,54 @@ def test_only_a_job_that_runs_is_suspended(scene: SuspensionsScene, state: str) 
     with pytest.raises(LiveshiftError, match=f"a cannot be suspended: it is {state}"):
         scene.order()
     assert not scene.history("suspending")
+
+
+def test_what_a_capsule_wrote_that_had_gone_on_is_cut_back_at_once(
+    scene: SuspensionsScene,
+) -> None:
+    """The orchestrator was silent after it had written the suspension. A resumption cuts nothing:
+    by then other programs may have written to the file."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.ran_on, scene.written = {"h1": ["a/1"]}, {b"/shared/log": 100}
+            scene.held["CutBack"] = asyncio.Event()
+            scene.order()
+            await scene.until(lambda: bool(scene.asked("CutBack")))
+            assert not scene.history("suspended"), "the job does not rest before that"
+            scene.held["CutBack"].set()
+            await scene.until(lambda: bool(scene.history("suspended")))
+            scene.ran_on = {}
+            await scene.resume()
+            await scene.until(lambda: bool(scene.history("resumed")))
+
+    asyncio.run(play())
+    assert scene.asked("CutBack") == ["h0", "h0"], "that it was held was noted, too"
+    (said,) = [text for text in scene.history("suspending") if "had gone on" in text]
+    assert said.startswith("a/1 had gone on after s2, and a resumption repeats that; files on ")
+    assert "/shared/log (by 2 kB)" in said
+
+
+def test_without_that_no_file_is_cut(scene: SuspensionsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.written = {b"/shared/log": 100}
+            await scene.suspend()
+            await scene.resume()
+            await scene.until(lambda: bool(scene.history("resumed")))
+
+    asyncio.run(play())
+    assert not scene.asked("CutBack")
+
+
+def test_it_is_tried_again_until_a_holder_says_what_was_written(scene: SuspensionsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.ran_on, scene.written = {"h1": ["a/1"]}, {b"/shared/log": 100}
+            scene.order()
+            await scene.until(lambda: scene.job.state == "suspended")
+            scene.fails["GetHeld"] = [Unreachable("h2 does not answer")] * 2
+            await scene.until(lambda: bool(scene.history("suspended")))
+
+    asyncio.run(play())
+    assert scene.asked("CutBack") == ["h0"]
