@@ -328,7 +328,7 @@ class EndEarlier(Message, frozen=True):
     book: Book
 
 
-class EarlierEnded(Message, frozen=True):
+class EarlierEnded(Answer, frozen=True):
     """Answers EndEarlier. ``ran``: the capsules that were ended there and were not frozen. One that
     was dumped for a suspension is frozen, unless it went on before its host heard of that."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import types
 import typing
 from typing import Any
@@ -30,6 +31,7 @@ from liveshift.runtime.messages.base import Answer
 
 ASKS = typing.get_args(frames.ASKS)
 ANSWERS = typing.get_args(frames.ANSWERS)
+ANSWERED = re.compile(r"answers\s+([A-Z]\w+)")
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=20),
@@ -65,6 +67,13 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     fields = typing.get_type_hints(hint)
     names = getattr(hint, "__struct_fields__", tuple(fields))
     return st.builds(hint, **{name: later(fields[name]) for name in names})
+
+
+def test_what_a_request_is_answered_with_can_be_sent_as_an_answer() -> None:
+    """Each request says what that is."""
+    said = {name for asked in ASKS for name in ANSWERED.findall(asked.__doc__ or "")} - {"None"}
+    assert len(said) > 20
+    assert said <= {answer.__name__ for answer in ANSWERS}
 
 
 def test_every_message_can_be_sent() -> None:
