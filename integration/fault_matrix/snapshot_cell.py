@@ -61,7 +61,7 @@ class _Play:
             for each in copies:
                 each.heard_again()
             scene.expect_later()
-            eventually(scene.at_rest, "the job to have come to rest", REST_S)
+            eventually(self._is_at_rest, "the job to have come to rest", REST_S)
             self.verdict.outcome = self._outcome()
             if self.verdict.outcome == LOST:
                 self._assert_lost()
@@ -150,6 +150,15 @@ class _Play:
 
     def _has_told(self, kind: str) -> bool:
         return self._kinds()[kind] > self.told[kind]
+
+    def _is_at_rest(self) -> bool:
+        """Also if a snapshot was complete just before the one of a suspension, which goes on."""
+        return self.scene.at_rest() and not self._is_being_suspended()
+
+    def _is_being_suspended(self) -> bool:
+        if self.cell.column.during != "suspension" or self._outcome() in (RESUMED, LOST):
+            return False
+        return not self._has_told("not suspended")
 
     def _outcome(self) -> str:
         if self.scene.is_lost or self.scene.state() == "ended":

@@ -43,6 +43,8 @@ class SnapshotScene(Stage):
     def prepare(self) -> None:
         super().prepare()
         wait_protected(self.job)
+        # After a host was away, hosts of the job may hold images for some snapshots.
+        eventually(self._is_held_elsewhere, "other hosts to hold its images", 60)
         # A rewind in place needs no holder then.
         eventually(lambda: not self.job.protection().sent, "a copy of each image at home", 60)
         self.owner = self.job.seen(HARMED).host
@@ -123,6 +125,11 @@ class SnapshotScene(Stage):
         """Whether the suspended job cannot be resumed."""
         last = self.refused[-REFUSALS:]
         return len(last) == REFUSALS and len(set(last)) == 1
+
+    def _is_held_elsewhere(self) -> bool:
+        row = self.job.protection()
+        own = {self.job.seen(rank).host for rank in range(RANKS)}
+        return bool(row.holders) and not row.why_not and own.isdisjoint(row.holders)
 
     def _is_copied(self) -> bool:
         found = self.job.protection()
