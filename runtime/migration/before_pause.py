@@ -168,7 +168,7 @@ class BeforePause(Migration):
         until = min(until, self._pause_by)
         with self.times.phase("place ahead") as detail:
             stop = 0 if self.precopy.bytes else self.precopy.left
-            while (seen := await self._progress(close=False, stop=stop)).placing:
+            while (seen := await self._placed(stop, until)).placing:
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
@@ -196,9 +196,16 @@ class BeforePause(Migration):
         if self.precopy is not None:
             check_freeze(self._limits, self.precopy, self._left_s)
 
-    async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
+    async def _placed(self, stop: int, until: float) -> messages.Arrived:
+        """Ask how far that is. The job trains on, so a busy destination has time for its answer."""
+        limit = min(self._limits.prepare, until - time.monotonic())
+        limit = max(self._limits.suspicion, limit)
+        progress = messages.Progress(self.name, close=False, stop=stop)
+        return await self._request(self.destination, progress, limit, messages.Arrived)
+
+    async def _progress(self, close: bool) -> messages.Arrived:
         """Ask the destination how much of the image it has."""
-        progress = messages.Progress(self.name, close, stop)
+        progress = messages.Progress(self.name, close)
         return await self._request(
             self.destination, progress, self._limits.suspicion, messages.Arrived
         )

@@ -271,6 +271,18 @@ def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Fai
     assert stage.told == (["h1 goes on once it is back"] if host == "h1" else [])
 
 
+def test_a_busy_destination_has_time_to_say_how_much_it_has_placed() -> None:
+    """The job trains on meanwhile."""
+    stage = Stage()
+    move = a_move(stage)
+    move._limits = replace(move._limits, suspicion=1.0)
+    move.precopy = messages.Rounds(1, 1000, 0, 0, 1e9)
+    stage.fail("Progress", *[messages.Arrived(900, 0, False, placing=True)] * 2)
+    asyncio.run(move._place_ahead())
+    assert stage.said == ["Progress h2"] * 3
+    assert all(2.0 < limit <= move._limits.prepare for limit in stage.limits)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=named)
 def test_a_complete_image_moves_on_whatever_was_said_of_the_freeze(way: Failure) -> None:
     stage = Stage()

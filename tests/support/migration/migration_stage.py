@@ -74,6 +74,7 @@ class Stage:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.asks: list[tuple[str, Message]] = []
+        self.limits: list[float] = []  # of the asks, in seconds
         self.fails: dict[str, list[Failure]] = {}
         self.steps: list[MigrationStep] = []
         self.told: list[str] = []
@@ -103,6 +104,7 @@ class Stage:
         assert timeout > 0
         self.said.append(f"{kind} {host}")
         self.asks.append((host, message))
+        self.limits.append(timeout)
         if kind == "RestoreCapsule" and self.grants:
             assert self.capsule is not None
             self.capsule.granted = True
