@@ -26,6 +26,12 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0"
 """64 bytes: signature, version, mechanism, as-server and filler (ZMTP 3.1, 0MQ RFC 37)."""
 
 
+async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to HOST:PORT by plain TCP. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
 class Kernels:
     """The kernels that one process asks. All calls must come from one event loop."""
 
@@ -59,9 +65,8 @@ class Kernels:
         return yes
 
     async def _connects(self, address: str) -> bool:
-        host, _, port = address.rpartition(":")
         try:
-            made = _Connection(*await asyncio.open_connection(host.strip("[]"), int(port)))
+            made = _Connection(*await connect(address))
         except ConnectionRefusedError:
             return True
         except OSError:
@@ -114,7 +119,7 @@ class _Connection:
         return self._reader.at_eof() or self._writer.is_closing()
 
     def _unacknowledged(self) -> int:
-        """Bytes that are to be sent, or were sent and are not acknowledged."""
+        """Return how many bytes the other kernel has not acknowledged yet."""
         socket = self._writer.get_extra_info("socket")
         (sent,) = struct.unpack("i", fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)))
         return int(sent) + self._writer.transport.get_write_buffer_size()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
+from .kernels import connect
+
 PROBE_S = 1.0
 
 
@@ -57,10 +59,9 @@ async def why_no_agent(host: str, address: str | None) -> tuple[str, str]:
 
 async def _tried(address: str) -> tuple[str, str]:
     """The result of a TCP connection (open, refused, silent or no way), and the same in words."""
-    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):
-            writer = (await asyncio.open_connection(host.strip("[]"), int(port)))[1]
+            _, writer = await connect(address)
     except ConnectionRefusedError:
         return "refused", f"{address} refuses connections: nothing listens there"
     except TimeoutError:

@@ -36,9 +36,9 @@ class Hold(Message, frozen=True):
     over the wire. The copy goes when a holder's image or the host's processes need the memory.
     ``stays``: it does not, as a further holder's image does not. The hosts of the job hold each
     other's images then, and this copy may be the one that is left.
-    ``anew``: ``source`` is a holder, which will send a copy of a complete image. The host first
-    removes what an earlier attempt has brought. It refuses if it has kept the image already: the
-    order may have come late.
+    ``anew``: the host ``source`` holds the complete image and will send a copy of it. The new host
+    first removes the part that an earlier attempt has brought. If it has kept the image already, it
+    refuses: the order may have come late.
     """
 
     image: str

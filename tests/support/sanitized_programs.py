@@ -2,8 +2,8 @@
 """What criu_glue has in C besides memory.so, built under sanitizers, in a copy of the package.
 
 The product installs the programs static, so that nothing of a job's is in them. A sanitizer cannot
-be in a static program, so here its own library is linked statically, and no other. What it finds
-goes to a file of the copy: the programs' standard error is closed, or a pipe that nobody reads.
+be in a static program, so here its own library is linked statically, and no other. A sanitizer
+writes what it finds to a file beside the copy, because nobody reads the programs' standard error.
 
 CRIU loads the shims. It has no sanitizer, so they can only have checks that need no library:
 undefined behaviour ends CRIU by SIGILL, and then the test fails whose dump or restore this was.

@@ -58,7 +58,7 @@ class HeldGeneration:
         self._dropped = False  # then these threads must stop
         self._wires: list[tuple[Sender, Lanes]] = []  # that these threads use
         self._kept: Manifest | None = None
-        self._compared = float("-inf")  # when a rewind was last told that it is whole
+        self._compared = float("-inf")  # when a rewind last heard that it is undamaged
 
     def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
         """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
@@ -147,7 +147,7 @@ class HeldGeneration:
         return kept_sums.damage(self.images, digest)
 
     def note_compared(self) -> None:
-        """Remember that a rewind has just been told that the image is undamaged."""
+        """Record the time at which a rewind hears that the image is undamaged."""
         self._compared = time.monotonic()
 
     def digest(self) -> bytes:

@@ -131,7 +131,7 @@ class HeldImages:
             here, number = self.find(request.image)
             if any(each.number == number and each.kept for each in here.generations):
                 return
-            here.give_up(number)  # it is part of a copy that nobody completes
+            here.give_up(number)  # nobody will send the rest of this copy
         saved = saved_image.read(source, request.digest)
         old, capsule = snapshot_of(saved.image), saved.capsule
         if old is None or capsule != request.capsule:

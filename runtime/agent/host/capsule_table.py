@@ -150,10 +150,11 @@ class CapsuleTable:
         return sorted(names) if rewinds == book.rewinds else []
 
     def _note_that_run(self, book: Book, earlier: Sequence[RunningCapsule]) -> None:
-        rewinds, names = self._ended_running.get(book.job, (0, set()))
-        before = names if rewinds == book.rewinds else set()
         run = {resident.spec.name for resident in earlier if not resident.still}
-        self._ended_running[book.job] = book.rewinds, before | run
+        rewinds, names = self._ended_running.get(book.job, (0, set()))
+        if run and rewinds <= book.rewinds:  # else the book comes late
+            before = names if rewinds == book.rewinds else set()
+            self._ended_running[book.job] = book.rewinds, before | run
 
     def _remove_earlier(self, resident: RunningCapsule) -> None:
         repeated_output.keep(self.factory, resident)

@@ -170,6 +170,14 @@ def test_it_is_known_which_of_them_were_not_frozen(scene: Scene) -> None:
     assert scene.table.ended_running(msgspec.structs.replace(AFTER, rewinds=3)) == []
 
 
+def test_a_book_that_comes_late_does_not_change_that(scene: Scene) -> None:
+    scene.copy("gpt/0", 1)
+    asyncio.run(scene.table.end_earlier(AFTER))
+    scene.copy("gpt/1", 0)
+    asyncio.run(scene.table.end_earlier(BEFORE))
+    assert scene.table.ended_running(AFTER) == ["gpt/0"]
+
+
 def test_the_end_of_a_freeze_that_comes_after_the_end_of_its_capsule_does_not_count(
     scene: Scene,
 ) -> None:
